@@ -7,7 +7,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 export PYTEST_DEBUG_TEMPROOT ?= $(shell test "`df --output=avail /dev/shm | tail -n 1`" -gt 4000000 && echo /dev/shm)
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install train test test-pages test-all lint docs clean
+.PHONY: install train test test-pages test-all lint docs dist clean
 
 install: $(VENV)/.installed
 
@@ -50,6 +50,14 @@ test-all: lint $(VENV)/.installed-all
 docs: $(VENV)/.installed-docs
 	$(BIN)/python -m sphinx -W -n --keep-going -b html docs build/docs
 	@echo open build/docs/index.html
+
+# Wheel and sdist in dist/, checked, and installed into an empty environment by the test.
+dist: $(VENV)/.installed-dev
+	$(INSTALL) build twine
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python -m pytest -q -m '' tests/test_packaging.py
 
 clean:
 	rm -rf $(VENV)

@@ -120,6 +120,25 @@ def test_the_release_is_told_once_everywhere() -> None:
     assert citation["license"] == PROJECT["license"]
 
 
+def test_the_release_workflow_calls_what_exists_and_publishes_tags_only() -> None:
+    workflow = yaml.load((ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8"), yaml.BaseLoader)
+    jobs = workflow["jobs"]
+    commands = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
+    made = {command.removeprefix("make ") for command in commands if command.startswith("make ")}
+    assert {"test", "test-pages", "dist"} == made <= targets
+    [tagged] = [command for command in commands if not command.startswith("make ")]
+    checked = ["bash", "-c", tagged]
+    for tag, code in ((f"v{rl_training.__version__}", 0), ("v0.0.1", 1)):
+        done = subprocess.run(checked, cwd=ROOT, env=os.environ | {"GITHUB_REF_NAME": tag}, capture_output=True)
+        assert done.returncode == code
+    assert len(set(jobs["test"]["strategy"]["matrix"]["capability"])) == 2
+    assert workflow["permissions"] == {"contents": "read"}
+    assert [name for name, job in jobs.items() if "id-token" in job.get("permissions", {})] == ["publish"]
+    assert jobs["publish"]["if"] == "startsWith(github.ref, 'refs/tags/')"
+    assert set(jobs["publish"]["needs"]) == {"test", "build"}
+
+
 class Empty:
     """An environment that has nothing, in a folder that has nothing: no checkout, no `make`."""
 

@@ -9,10 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from rl_training.platforms import space_on_disk
+from rl_training.study.packing import pack_study
 from tests.bare import Bare
+from tests.studies import study_in
 
 BARE = """
 import fcntl, importlib, os, select, signal, sys, types
@@ -119,6 +124,25 @@ refused(lambda: Study({"name": "s", "base": "sac/pendulum", "seeds": [0, 1]}).ru
     system = "needs a POSIX system (Linux, macOS)"
     assert f"environments: processes {system}; set environments to local" in processes
     assert f"a study {system}; train its configurations one by one" in study
+
+
+def test_a_packed_study_is_unpacked(bare: Callable[[str, Path], list[str]], tmp_path: Path) -> None:
+    study = study_in(tmp_path)
+    study.plan()
+    pack_study(study.folder, tmp_path / "tiny.zip")
+    program = """
+from pathlib import Path
+from rl_training.study.packing import unpack_study
+print(*sorted(path.name for path in unpack_study(Path("tiny.zip"), Path("back")).iterdir()))
+"""
+    assert "plan.json" in bare(program, tmp_path)[0]
+
+
+def test_space_without_blocks_is_the_size() -> None:
+    stat: Any = SimpleNamespace(st_size=700)
+    assert space_on_disk(stat) == 700
+    stat.st_blocks = 8
+    assert space_on_disk(stat) == 4096
 
 
 @pytest.mark.slow

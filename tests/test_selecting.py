@@ -58,7 +58,7 @@ def chooser(policies: dict[str, Policy], data: TransitionDataset, updates: int =
 def test_an_optimist_is_never_chosen() -> None:
     """FQE extrapolates that the largest action is worth most; no logged episode has taken it."""
     data = logged(60, width=0.4)
-    made = chooser({"optimist": constant(1.0), "high": constant(0.25), "low": constant(-0.25)}, data)
+    made = chooser({"optimist": constant(1.0), "high": constant(0.25), "low": constant(-0.25)}, data, updates=200)
     value = {
         one.name: one.value
         for one in evaluate(
@@ -101,7 +101,7 @@ def test_values_that_do_not_differ_are_an_abstention(rewards: str) -> None:
     noise = np.random.default_rng(1).normal(size=len(data)).astype(np.float32)
     values = torch.from_numpy(noise) if rewards == "noise" else torch.ones(len(data))
     data.layout.unpack(torch.from_numpy(data.rows)).rewards.copy_(values)
-    found = chooser({"one": constant(0.05), "other": constant(-0.05)}, data, updates=100).by_fqe()
+    found = chooser({"one": constant(0.05), "other": constant(-0.05)}, data, updates=50).by_fqe()
     assert found.abstained
     assert any("less than their intervals" in reason for reason in found.reasons)
     assert found.safe in ("one", "other")
@@ -134,7 +134,7 @@ def test_discrete_actions() -> None:
     del columns["action_probs"]
     data = TransitionDataset.from_arrays(**columns, num_actions=2, name="chain")
     policies = {"on": Chain(states=3).policy(lambda s: True), "back": Chain(states=3).policy(lambda s: False)}
-    found = chooser(policies, data).by_fqe()
+    found = chooser(policies, data, updates=150).by_fqe()
     assert (found.trial, found.reasons) == ("on", ())
 
 

@@ -185,14 +185,14 @@ def instantly(folder: Path, **fields: Any) -> Tuning:
 
 
 def test_failed_trials_are_shown_and_never_best(tmp_path: Path, instant: list[tuple[float, int]]) -> None:
-    result = instantly(tmp_path, trials=30, confirm={"best": 3}).run()
+    result = instantly(tmp_path, trials=16, confirm={"best": 3}).run()
     failed = [one for one in result.trials if one.settings.get("learning_rate", 0) > 0.05]
     assert failed
     assert all((one.value, one.failure) == (None, "seed 0: the loss is NaN") for one in failed)
     assert not any(one.confirmed for one in failed)
     assert 2e-4 < result.best.settings["learning_rate"] < 5e-3
     assert len([one for one in result.trials if one.confirmed]) == 4  # three and the base
-    assert len(instant) == 30 * 2 + 4 * 2
+    assert len(instant) == 16 * 2 + 4 * 2
 
 
 @pytest.mark.slow

@@ -294,9 +294,9 @@ _ONLINE = [
     _mistake(
         "min, mean or max",
         "SAC backs up the mean of both critics",
-        "algorithms/sac.py",
-        "self.model.target_critics(batch.next_obs, next_actions).amin(0)",
-        "self.model.target_critics(batch.next_obs, next_actions).mean(0)",
+        "algorithms/soft.py",
+        "self.backed_up(next_q.amin(0), next_logprobs)",
+        "self.backed_up(next_q.mean(0), next_logprobs)",
         "test_sac_update.py",
     ),
     _mistake(
@@ -358,9 +358,9 @@ _ONLINE = [
     _mistake(
         "min, mean or max",
         "REDQ backs up the mean of the subset",
-        "algorithms/redq.py",
-        "value = next_q.amin(0)  # [B]",
-        "value = next_q.mean(0)",
+        "algorithms/soft.py",
+        "self.backed_up(next_q.amin(0), next_logprobs)",
+        "self.backed_up(next_q.mean(0), next_logprobs)",
         "test_redq_update.py",
     ),
     _mistake(
@@ -374,7 +374,7 @@ _ONLINE = [
     _mistake(
         "sampling",
         "REDQ backs up all critics instead of a subset",
-        "algorithms/redq.py",
+        "algorithms/soft.py",
         "next_actions, members=subset)",
         "next_actions)",
         "test_redq_update.py",
@@ -399,8 +399,8 @@ _ONLINE = [
         "min, mean or max",
         "CrossQ backs up the mean of its critics",
         "algorithms/crossq.py",
-        "value = next_q.detach().amin(0)  # [B]",
-        "value = next_q.detach().mean(0)",
+        "self.backed_up(next_q.detach().amin(0), next_logprobs)",
+        "self.backed_up(next_q.detach().mean(0), next_logprobs)",
         "test_crossq_update.py",
     ),
     _mistake(
@@ -550,9 +550,9 @@ _ONLINE = [
     _mistake(
         "min, mean or max",
         "RLPD backs up the largest of the subset",
-        "algorithms/rlpd.py",
-        "value = next_q.amin(0)",
-        "value = next_q.amax(0)",
+        "algorithms/soft.py",
+        "self.backed_up(next_q.amin(0), next_logprobs)",
+        "self.backed_up(next_q.amax(0), next_logprobs)",
         "test_rlpd_update.py",
     ),
 ]
@@ -753,8 +753,8 @@ _OFFLINE = [
         "target",
         "CRR's target takes the online policy",
         "algorithms/crr.py",
-        "self.target_actor.sample(",
-        "self.model.actor.sample(",
+        "return self.target_actor",
+        "return self.model.actor",
         "test_crr_update.py",
     ),
     _mistake(
@@ -776,9 +776,9 @@ _OFFLINE = [
     _mistake(
         "min, mean or max",
         "EDAC backs up the mean of all critics",
-        "algorithms/edac.py",
-        "self.model.target_critics(batch.next_obs, next_actions).amin(0)",
-        "self.model.target_critics(batch.next_obs, next_actions).mean(0)",
+        "algorithms/soft.py",
+        "self.backed_up(next_q.amin(0), next_logprobs)",
+        "self.backed_up(next_q.mean(0), next_logprobs)",
         "test_edac_update.py",
     ),
     _mistake(

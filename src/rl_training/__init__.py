@@ -4,7 +4,6 @@ Names are imported on first use, because importing torch takes seconds; `__init_
 """
 
 import gc
-import os
 from contextlib import contextmanager
 from importlib import import_module
 

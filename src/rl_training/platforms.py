@@ -1,4 +1,4 @@
-"""Platform-dependent functions: file locks, flags of `open`, signals, user ids.
+"""Platform-dependent functions: file locks, flags of `open`, space on disk, signals, user ids.
 
 Training, checkpoints and resuming work on Windows. Features that do not (environments in other processes, studies,
 packed files of rows) call `require_posix`, which raises there.
@@ -77,6 +77,11 @@ def after_fork(action: Callable[[], object]) -> None:
 def flags(*names: str) -> int:
     """The flags of `os.open` with these names that this system has, and `O_BINARY` on Windows."""
     return sum(getattr(os, name, 0) for name in {*names, "O_BINARY"})
+
+
+def space_on_disk(of: os.stat_result) -> int:
+    """Bytes that a file uses on disk; its size if the system does not report blocks."""
+    return of.st_blocks * 512 if hasattr(of, "st_blocks") else of.st_size
 
 
 def require_posix(what: str, remedy: str) -> None:

@@ -16,7 +16,7 @@ Axes: critics `[2, B]`, weights `[B]`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -64,7 +64,7 @@ class Outputs(NamedTuple):
 
     q: Tensor  # Q(s, a) of the data's actions, [2, B]
     logprobs: Tensor  # log pi(a|s) of the data's actions, [B]
-    policy_q: Tensor  # min Q(s, a~), [B]
+    policy_q: Tensor  # min Q(s, a~), [B]; for CRR the mean of Q at each of m actions, [m, B]
     target: Tensor  # regression target of the critics, [B]
 
 
@@ -72,7 +72,7 @@ class AWAC(Learner):
     """Advantage-weighted actor-critic on an `MLPSACModel`."""
 
     name = "awac"
-    Config = AWACConfig
+    Config: ClassVar[type[TargetConfig]] = AWACConfig
     Model = MLPSACModel
     fixed_by_model = ("policy_distribution",)
     advantage_divisor = "awac_lambda"
@@ -84,6 +84,11 @@ class AWAC(Learner):
     @classmethod
     def model_options(cls, config: Any) -> dict[str, Any]:
         return {"log_std_bounds": OFFLINE_LOG_STD_BOUNDS, "policy_distribution": config.policy_distribution}
+
+    @property
+    def next_actor(self) -> Any:
+        """The policy of the critics' target."""
+        return self.model.actor
 
     def gradient_step(self, batch: TransitionBatch, variant: object) -> Terms:
         next_noise, noise = self.normal(2, *batch.actions.shape)  # for a' and for a~
@@ -110,7 +115,7 @@ class AWAC(Learner):
 
     @torch.no_grad()
     def target(self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor) -> Tensor:
-        next_actions = self.model.actor.sample(batch.next_obs, next_noise)
+        next_actions = self.next_actor.sample(batch.next_obs, next_noise)
         value = self.model.target_critics(batch.next_obs, next_actions).amin(0)  # [B]
         return td_target(batch.rewards, batch.dones, value, self.config.gamma)
 

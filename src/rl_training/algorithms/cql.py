@@ -24,8 +24,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from rl_training.algorithms.base import Terms
-from rl_training.algorithms.losses import soft_actor_terms, soft_value, squared_error, td_target
+from rl_training.algorithms.base import Objectives, Terms
+from rl_training.algorithms.losses import soft_actor_terms, squared_error, td_target
 from rl_training.algorithms.redq import target_subset
 from rl_training.algorithms.rlpd import EnsembleConfig, rlpd_model
 from rl_training.algorithms.soft import SoftActorCritic
@@ -158,17 +158,13 @@ class CQL(SoftActorCritic):
         # At s and s': the first rows for a (actor, one row) and a' (backup), the others for the penalty's actions.
         noises = self.normal(self.config.backup_actions + n, 2, *shape)
         uniform = 2.0 * self.uniform(n, *shape) - 1.0
-        objectives = {"critics": self.critic_loss, "actor": self.cloning_loss if variant else self.actor_loss}
+        actor_loss = self.cloning_loss if variant else self.actor_loss
+        objectives: Objectives = {"critics": self.critic_loss, "actor": actor_loss}
         inputs = batch, noises, noises[0, 0], uniform, target_subset(self)
         return self.minimize(inputs, objectives, tau=self.config.tau)
 
     def critic_loss(
-        self,
-        batch: TransitionBatch,
-        noises: Tensor,
-        noise: Tensor,
-        uniform: Tensor,
-        subset: Tensor | None = None,
+        self, batch: TransitionBatch, noises: Tensor, noise: Tensor, uniform: Tensor, subset: Tensor | None = None
     ) -> tuple[Tensor, Terms]:
         rows, m = len(batch.rewards), self.config.backup_actions
         with torch.no_grad():
@@ -196,7 +192,7 @@ class CQL(SoftActorCritic):
         else:
             value, best = critics.over_actions(obs, actions, subset).amin(0).max(0)
             logprob = logprobs.gather(0, best[None])[0]
-        return soft_value(value, logprob, self.temperature.alpha()) if self.config.backup_entropy else value
+        return self.backed_up(value, logprob)
 
     def penalised_values(self, q: Tensor, batch: TransitionBatch) -> tuple[Tensor, Terms]:
         """The values that the penalty lowers, from `q [N, K, B]` at the sampled actions, and terms about them.
@@ -206,30 +202,16 @@ class CQL(SoftActorCritic):
         return q, {}
 
     def actor_loss(
-        self,
-        batch: TransitionBatch,
-        noises: Tensor,
-        noise: Tensor,
-        uniform: Tensor,
-        subset: Tensor | None = None,
+        self, batch: TransitionBatch, noises: Tensor, noise: Tensor, *others: Tensor | None
     ) -> tuple[Tensor, Terms]:
         actions, logprobs = self.model.actor.sample_with_logprob(batch.obs, noise)
         q = self.model.critics(batch.obs, actions, frozen=True).amin(0)  # [B]
-        return self._soft_objective(q, logprobs)
+        return self.soft_objective(soft_actor_terms, q, logprobs)
 
     def cloning_loss(
-        self,
-        batch: TransitionBatch,
-        noises: Tensor,
-        noise: Tensor,
-        uniform: Tensor,
-        subset: Tensor | None = None,
+        self, batch: TransitionBatch, noises: Tensor, noise: Tensor, *others: Tensor | None
     ) -> tuple[Tensor, Terms]:
         mean, log_std = self.model.actor(batch.obs)
         _, logprobs = squashed_sample(mean, log_std, noise)
-        return self._soft_objective(squashed_log_prob(mean, log_std, batch.actions), logprobs)
-
-    def _soft_objective(self, value: Tensor, logprobs: Tensor) -> tuple[Tensor, Terms]:
-        alpha = self.temperature.alpha()
-        terms = soft_actor_terms(value, logprobs, alpha) | {"alpha": alpha}
-        return terms["actor_loss"] + self.temperature.loss(logprobs), terms
+        cloned = squashed_log_prob(mean, log_std, batch.actions)
+        return self.soft_objective(soft_actor_terms, cloned, logprobs)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import ActorStartConfig, Terms
-from rl_training.algorithms.losses import soft_value, td_target
+from rl_training.algorithms.losses import td_target
 from rl_training.algorithms.sac import actor_terms, critic_terms, sac_loss
 from rl_training.algorithms.soft import Alpha, DelayedActor, EntropyConfig
 from rl_training.data.transitions import TransitionBatch
@@ -92,15 +92,11 @@ class CrossQ(DelayedActor):
             torch.cat([batch.obs, batch.next_obs]), torch.cat([batch.actions, next_actions])
         )
         q, next_q = both.chunk(2, dim=-1)  # [2, B] each
-        value = next_q.detach().amin(0)  # [B]
-        if self.config.backup_entropy:
-            value = soft_value(value, next_logprobs, self.temperature.alpha())
+        value = self.backed_up(next_q.detach().amin(0), next_logprobs)  # [B]
         terms = critic_terms(q, td_target(batch.rewards, batch.dones, value, self.config.gamma))
         return terms["critic_loss"], terms, statistics
 
     def actor_loss(self, obs: Tensor, noise: Tensor) -> tuple[Tensor, Terms, list[Tensor]]:
         (actions, logprobs), statistics = self.model.actor.sample_by_batch(obs, noise)
         q = self.model.critics(obs, actions, frozen=True)  # [2, B]
-        alpha = self.temperature.alpha()
-        terms = actor_terms(q, logprobs, alpha) | {"alpha": alpha}
-        return terms["actor_loss"] + self.temperature.loss(logprobs), terms, statistics
+        return *self.soft_objective(actor_terms, q, logprobs), statistics

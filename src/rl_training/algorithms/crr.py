@@ -19,17 +19,18 @@ Axes: critics `[2, B]`, at m actions per state `[2, m, B]`, weights `[B]`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from rl_training.algorithms.base import Learner, TargetConfig, Terms
-from rl_training.algorithms.losses import clipped_exponential, cloning_terms, critic_terms, td_target
+from rl_training.algorithms.awac import AWAC, Outputs
+from rl_training.algorithms.base import TargetConfig, Terms
+from rl_training.algorithms.losses import clipped_exponential, cloning_terms, critic_terms
 from rl_training.data.transitions import TransitionBatch
 from rl_training.models.mlp import frozen_copy
 from rl_training.models.mlp_sac import MLPSACModel
-from rl_training.models.policies import OFFLINE_LOG_STD_BOUNDS, PolicyDistribution
+from rl_training.models.policies import PolicyDistribution
 from rl_training.settings import PositiveFloat, PositiveInt
 
 
@@ -71,32 +72,23 @@ def crr_loss(batch: Mapping[str, Any]) -> Terms:
     )
 
 
-class Outputs(NamedTuple):
-    """Outputs of the networks for one batch; `q` and `logprobs` carry gradients."""
+class CRR(AWAC):
+    """Critic-regularised regression on an `MLPSACModel`; the learner owns the target policy.
 
-    q: Tensor  # Q(s, a) of the data's actions, [2, B]
-    logprobs: Tensor  # log pi(a|s) of the data's actions, [B]
-    policy_q: Tensor  # the mean of both critics at the policy's m actions, [m, B]
-    target: Tensor  # regression target of the critics, [B]
-
-
-class CRR(Learner):
-    """Critic-regularised regression on an `MLPSACModel`; the learner owns the target policy."""
+    `outputs`, `target` and `critic_loss` are those of AWAC, with the target policy and m policy actions per state.
+    """
 
     name = "crr"
     Config = CRRConfig
-    Model = MLPSACModel
-    fixed_by_model = ("policy_distribution",)
     advantage_divisor = "beta"
 
     def __init__(self, *, model: MLPSACModel, **hyperparameters: Any) -> None:
         super().__init__(model=model, **hyperparameters)
         self.target_actor = frozen_copy(model.actor)
-        self.optimizers = {"critics": self.adam(model.critics), "actor": self.adam(model.actor)}
 
-    @classmethod
-    def model_options(cls, config: Any) -> dict[str, Any]:
-        return {"log_std_bounds": OFFLINE_LOG_STD_BOUNDS, "policy_distribution": config.policy_distribution}
+    @property
+    def next_actor(self) -> Any:
+        return self.target_actor
 
     def modules(self) -> dict[str, nn.Module]:
         return {"model": self.model, "target_actor": self.target_actor}
@@ -110,15 +102,6 @@ class CRR(Learner):
         objectives = {"critics": self.critic_loss, "actor": self.actor_loss}
         return self.minimize((self.outputs(batch, next_noise, noise),), objectives, tau=self.config.tau)
 
-    def outputs(self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor) -> Outputs:
-        """Evaluate every network once, in parallel; the losses are arithmetic on these outputs."""
-        functions = self.q_values, self.policy, self.target
-        q, (logprobs, policy_q), target = self.compute((batch, next_noise, noise), *functions)
-        return Outputs(q, logprobs, policy_q, target)
-
-    def q_values(self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor) -> Tensor:
-        return self.model.critics(batch.obs, batch.actions)
-
     def policy(self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """log pi(a|s) of the data's actions, `[B]`, and the critics' mean at the m actions, `[m, B]`."""
         actor = self.model.actor
@@ -127,16 +110,6 @@ class CRR(Learner):
             samples = actor.drawn(mean, log_std, noise)  # [m, B, A]
             q = self.model.critics.over_actions(batch.obs, samples).mean(0)
         return actor.log_density(mean, log_std, batch.actions), q
-
-    @torch.no_grad()
-    def target(self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor) -> Tensor:
-        next_actions = self.target_actor.sample(batch.next_obs, next_noise)
-        value = self.model.target_critics(batch.next_obs, next_actions).amin(0)  # [B]
-        return td_target(batch.rewards, batch.dones, value, self.config.gamma)
-
-    def critic_loss(self, outputs: Outputs) -> tuple[Tensor, Terms]:
-        terms = critic_terms(outputs.q, outputs.target)
-        return terms["critic_loss"], terms
 
     def actor_loss(self, outputs: Outputs) -> tuple[Tensor, Terms]:
         advantages = advantage(outputs.q.detach().mean(0), outputs.policy_q, self.config.advantage_type)

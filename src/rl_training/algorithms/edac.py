@@ -20,7 +20,7 @@ from pydantic import model_validator
 from torch import Tensor
 
 from rl_training.algorithms.base import Terms
-from rl_training.algorithms.losses import soft_actor_terms, soft_value, squared_error, td_target
+from rl_training.algorithms.losses import soft_actor_terms, squared_error
 from rl_training.algorithms.soft import SoftActorCritic, SoftConfig
 from rl_training.data.transitions import TransitionBatch
 from rl_training.errors import ConfigError
@@ -121,12 +121,7 @@ class EDAC(SoftActorCritic):
         return self.minimize((batch, next_noise, noise), objectives, tau=self.config.tau)
 
     def critic_loss(self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor) -> tuple[Tensor, Terms]:
-        with torch.no_grad():
-            next_actions, next_logprobs = self.model.actor.sample_with_logprob(batch.next_obs, next_noise)
-            value = self.model.target_critics(batch.next_obs, next_actions).amin(0)  # [B]
-            if self.config.backup_entropy:
-                value = soft_value(value, next_logprobs, self.temperature.alpha())
-            target = td_target(batch.rewards, batch.dones, value, self.config.gamma)
+        target = self.soft_target(batch, next_noise)
         if self.diversifies:
             q, slopes = self.model.critics.with_action_gradients(batch.obs, batch.actions)  # [N, B], [N, B, A]
             diversity = critic_diversity_loss(slopes.transpose(0, 1))
@@ -139,6 +134,4 @@ class EDAC(SoftActorCritic):
     def actor_loss(self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor) -> tuple[Tensor, Terms]:
         actions, logprobs = self.model.actor.sample_with_logprob(batch.obs, noise)
         q = self.model.critics(batch.obs, actions, frozen=True)  # [N, B]
-        alpha = self.temperature.alpha()
-        terms = actor_terms(q, logprobs, alpha) | {"alpha": alpha}
-        return terms["actor_loss"] + self.temperature.loss(logprobs), terms
+        return self.soft_objective(actor_terms, q, logprobs)

@@ -29,7 +29,7 @@ from pydantic import Field
 from torch import Tensor
 
 from rl_training.algorithms.base import ActorStartConfig, Terms
-from rl_training.algorithms.losses import soft_value, td_target
+from rl_training.algorithms.losses import td_target
 from rl_training.algorithms.optim import Adam
 from rl_training.algorithms.sac import actor_terms
 from rl_training.algorithms.soft import Alpha, DelayedActor, SoftConfig, Temperature
@@ -169,9 +169,7 @@ class FlashSAC(DelayedActor):
         both = torch.cat([batch.obs, batch.next_obs])
         (actions, logprobs), statistics = self.model.actor.sample_by_batch(both, noise)
         q = self.model.critics(batch.obs, actions, frozen=True)  # [2, B]
-        alpha = self.temperature.alpha()
-        terms = actor_terms(q, logprobs, alpha) | {"alpha": alpha}
-        return terms["actor_loss"] + self.temperature.loss(logprobs), terms, statistics
+        return *self.soft_objective(actor_terms, q, logprobs), statistics
 
     def critic_loss(self, batch: TransitionBatch, next_noise: Tensor) -> tuple[Tensor, Terms, list[Tensor]]:
         model, bins = self.model, self.model.critics.bins
@@ -179,9 +177,7 @@ class FlashSAC(DelayedActor):
             next_actions, next_logprobs = model.actor.sample_with_logprob(batch.next_obs, next_noise)
             pairs = torch.cat([batch.obs, batch.next_obs]), torch.cat([batch.actions, next_actions])
             both, target_statistics = model.target_critics.by_batch(*pairs)  # [2, 2 B, M]
-            values = bins.expand(len(batch.rewards), -1)  # [B, M]
-            if self.config.backup_entropy:
-                values = soft_value(values, next_logprobs[:, None], self.temperature.alpha())
+            values = self.backed_up(bins.expand(len(batch.rewards), -1), next_logprobs[:, None])  # [B, M]
             moved = td_target(batch.rewards[:, None], batch.dones[:, None], values, self.config.gamma)
             target = categorical_target(both.chunk(2, dim=1)[1], bins, moved)
         both, statistics = model.critics.by_batch(*pairs)

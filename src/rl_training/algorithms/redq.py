@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import Learner, Terms
-from rl_training.algorithms.losses import critic_terms, soft_actor_terms, soft_value, td_target
+from rl_training.algorithms.losses import critic_terms, soft_actor_terms
 from rl_training.algorithms.soft import DelayedActor, DelayedActorConfig
 from rl_training.data.transitions import TransitionBatch
 from rl_training.errors import ConfigError
@@ -103,15 +103,8 @@ class REDQ(DelayedActor):
     def critic_loss(
         self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor, subset: Tensor
     ) -> tuple[Tensor, Terms]:
-        with torch.no_grad():
-            next_actions, next_logprobs = self.model.actor.sample_with_logprob(batch.next_obs, next_noise)
-            next_q = self.model.target_critics(batch.next_obs, next_actions, members=subset)  # [M, B]
-            value = next_q.amin(0)  # [B]
-            if self.config.backup_entropy:
-                value = soft_value(value, next_logprobs, self.temperature.alpha())
-            target = td_target(batch.rewards, batch.dones, value, self.config.gamma)
         q = self.model.critics(batch.obs, batch.actions)  # [N, B]
-        terms = critic_terms(q, target)
+        terms = critic_terms(q, self.soft_target(batch, next_noise, subset))
         return terms["critic_loss"], terms
 
     def actor_loss(
@@ -120,6 +113,4 @@ class REDQ(DelayedActor):
         actions, logprobs = self.model.actor.sample_with_logprob(batch.obs, noise)
         q = self.model.critics(batch.obs, actions, frozen=True)  # [N, B]
         value = q.mean(0) if self.config.actor_objective == "mean" else q.amin(0)
-        alpha = self.temperature.alpha()
-        terms = soft_actor_terms(value, logprobs, alpha) | {"alpha": alpha}
-        return terms["actor_loss"] + self.temperature.loss(logprobs), terms
+        return self.soft_objective(soft_actor_terms, value, logprobs)

@@ -21,7 +21,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from rl_training.algorithms.base import Terms
-from rl_training.algorithms.losses import soft_actor_terms, soft_value, squared_error, td_target
+from rl_training.algorithms.losses import soft_actor_terms, squared_error
 from rl_training.algorithms.redq import target_subset
 from rl_training.algorithms.soft import DelayedActor, DelayedActorConfig, SoftConfig
 from rl_training.data.transitions import TransitionBatch
@@ -118,15 +118,8 @@ class RLPD(DelayedActor):
     def critic_loss(
         self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor, subset: Tensor | None
     ) -> tuple[Tensor, Terms]:
-        with torch.no_grad():
-            next_actions, next_logprobs = self.model.actor.sample_with_logprob(batch.next_obs, next_noise)
-            next_q = self.model.target_critics(batch.next_obs, next_actions, members=subset)  # [M, B]
-            value = next_q.amin(0)
-            if self.config.backup_entropy:
-                value = soft_value(value, next_logprobs, self.temperature.alpha())
-            target = td_target(batch.rewards, batch.dones, value, self.config.gamma)
         q = self.model.critics(batch.obs, batch.actions)  # [N, B]
-        terms = critic_terms(q, target)
+        terms = critic_terms(q, self.soft_target(batch, next_noise, subset))
         return terms["critic_loss"], terms
 
     def actor_loss(
@@ -134,6 +127,4 @@ class RLPD(DelayedActor):
     ) -> tuple[Tensor, Terms]:
         actions, logprobs = self.model.actor.sample_with_logprob(batch.obs, noise)
         q = self.model.critics(batch.obs, actions, frozen=True)  # [N, B]
-        alpha = self.temperature.alpha()
-        terms = actor_terms(q, logprobs, alpha) | {"alpha": alpha}
-        return terms["actor_loss"] + self.temperature.loss(logprobs), terms
+        return self.soft_objective(actor_terms, q, logprobs)

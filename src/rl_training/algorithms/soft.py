@@ -1,18 +1,21 @@
 """Shared code of the SAC family: the entropy weight alpha, the two optimisers, and the delayed actor.
 
-Each algorithm defines its own targets, losses and `gradient_step`.
+Each algorithm defines its own losses and `gradient_step`, and its own targets unless they are SAC's.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import PlainValidator
 from torch import Tensor, nn
 
-from rl_training.algorithms.base import ActorStartConfig, Learner, LearnerConfig, TargetConfig
+from rl_training.algorithms.base import ActorStartConfig, Learner, LearnerConfig, TargetConfig, Terms
+from rl_training.algorithms.losses import soft_value, td_target
+from rl_training.data.transitions import TransitionBatch
 from rl_training.errors import ConfigError
 from rl_training.settings import PositiveFloat, PositiveInt
 
@@ -112,6 +115,26 @@ class SoftActorCritic(Learner):
     def variant(self, update: int) -> bool:
         """Whether the actor and the temperature are updated."""
         return update >= self.actor_starts
+
+    @torch.no_grad()
+    def soft_target(self, batch: TransitionBatch, next_noise: Tensor, subset: Tensor | None = None) -> Tensor:
+        """The critics' target `[B]`: the minimum of the target critics, or of a `subset` of them, at a' ~ pi."""
+        next_actions, next_logprobs = self.model.actor.sample_with_logprob(batch.next_obs, next_noise)
+        next_q = self.model.target_critics(batch.next_obs, next_actions, members=subset)  # [N, B]
+        value = self.backed_up(next_q.amin(0), next_logprobs)
+        return td_target(batch.rewards, batch.dones, value, self.config.gamma)
+
+    def backed_up(self, q: Tensor, logprobs: Tensor) -> Tensor:
+        """Q(s', a') with the entropy term, unless `backup_entropy` is false."""
+        return soft_value(q, logprobs, self.temperature.alpha()) if self.config.backup_entropy else q
+
+    def soft_objective(
+        self, actor_terms: Callable[[Tensor, Tensor, Tensor], Terms], q: Tensor, logprobs: Tensor
+    ) -> tuple[Tensor, Terms]:
+        """The loss of actor and temperature, and its terms, from `q` and `logprobs` of the policy's own actions."""
+        alpha = self.temperature.alpha()
+        terms = actor_terms(q, logprobs, alpha) | {"alpha": alpha}
+        return terms["actor_loss"] + self.temperature.loss(logprobs), terms
 
 
 class DelayedActor(SoftActorCritic):

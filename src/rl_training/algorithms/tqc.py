@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rl_training.algorithms.base import ActorStartConfig, Terms
-from rl_training.algorithms.losses import soft_actor_terms, soft_value, td_target
+from rl_training.algorithms.losses import soft_actor_terms, td_target
 from rl_training.algorithms.soft import SoftActorCritic, SoftConfig
 from rl_training.data.transitions import TransitionBatch
 from rl_training.errors import ConfigError
@@ -138,8 +138,7 @@ class TQC(SoftActorCritic):
             next_actions, next_logprobs = self.model.actor.sample_with_logprob(batch.next_obs, next_noise)
             next_quantiles = self.model.target_critics(batch.next_obs, next_actions)  # [N, B, M]
             atoms = truncated_atoms(next_quantiles, self.config.top_quantiles_to_drop_per_net)  # [B, K]
-            if self.config.backup_entropy:
-                atoms = soft_value(atoms, next_logprobs[:, None], self.temperature.alpha())
+            atoms = self.backed_up(atoms, next_logprobs[:, None])
             target = td_target(batch.rewards[:, None], batch.dones[:, None], atoms, self.config.gamma)
         terms = critic_terms(self.model.critics(batch.obs, batch.actions), target)
         return terms["critic_loss"], terms
@@ -147,6 +146,4 @@ class TQC(SoftActorCritic):
     def actor_loss(self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor) -> tuple[Tensor, Terms]:
         actions, logprobs = self.model.actor.sample_with_logprob(batch.obs, noise)
         quantiles = self.model.critics(batch.obs, actions, frozen=True)  # [N, B, M]
-        alpha = self.temperature.alpha()
-        terms = actor_terms(quantiles, logprobs, alpha) | {"alpha": alpha}
-        return terms["actor_loss"] + self.temperature.loss(logprobs), terms
+        return self.soft_objective(actor_terms, quantiles, logprobs)

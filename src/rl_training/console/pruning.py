@@ -12,6 +12,7 @@ from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.manifest import verify_checkpoint
 from rl_training.experiment.retention import discard, latest_valid, list_checkpoints, sweep
 from rl_training.experiment.runs import RECORD, lock_run, note_pruned, read_run_record
+from rl_training.platforms import space_on_disk
 
 Keep = Literal["best", "last"]
 _DONE = ("finished", "stopped")
@@ -89,5 +90,5 @@ def _bytes_freed(folders: Iterable[Path]) -> int:
         of = file.lstat()
         links[of.st_dev, of.st_ino] += 1
         if links[of.st_dev, of.st_ino] == of.st_nlink:
-            freed += of.st_blocks * 512
+            freed += space_on_disk(of)
     return freed

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from types import NoneType, TracebackType
+from types import NoneType
 from typing import Any, Protocol, Self
 
 from rl_training.errors import CheckpointError, ConfigError, RunInUse
@@ -260,9 +260,7 @@ class RunDirectory:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

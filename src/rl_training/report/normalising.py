@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from rl_training.data.scores import reference_returns
 from rl_training.errors import ConfigError
 from rl_training.report.statistics import Floats
 
-Normalize = Literal["auto", "d4rl", "range"]
 NORMALIZE = ("auto", "d4rl", "range")
 
 

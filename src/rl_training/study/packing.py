@@ -24,6 +24,7 @@ from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment import files
 from rl_training.experiment.retention import list_checkpoints
 from rl_training.memory import human_bytes
+from rl_training.platforms import flags
 from rl_training.study.plan import PLAN, RUNS, STUDY, TUNING, parse_plan, read_plan
 from rl_training.study.trials import FAILURES
 
@@ -189,7 +190,7 @@ class PackedStudy:
         """Write a file, at most the size it declares; `zipfile` compares its checksum at the end."""
         path.parent.mkdir(parents=True, exist_ok=True)
         left = info.file_size
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | flags("O_NOFOLLOW"), 0o644)
         with self._archive.open(info) as source, os.fdopen(handle, "wb") as out:
             while chunk := source.read(_CHUNK):
                 left -= len(chunk)
