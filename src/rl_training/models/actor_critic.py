@@ -116,6 +116,15 @@ class ActorCriticModel(Model):
         return q if q.dim() == 2 else q.mean(-1)  # the mean of the quantiles is the expected return
 
 
+class TwoCritics(ActorCriticModel):
+    """A model with two critics."""
+
+    def q_values(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """Q_1(s, a) and Q_2(s, a), each `[B]`."""
+        q = self.all_q_values(obs, actions)  # [B, 2]
+        return q[:, 0], q[:, 1]
+
+
 class StochasticActorCritic(ActorCriticModel):
     """A Gaussian actor with N critics: tanh-Gaussian for the SAC family, either distribution for AWAC and CRR."""
 

@@ -8,7 +8,7 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
-from rl_training.models.actor_critic import ActorCriticModel
+from rl_training.models.actor_critic import TwoCritics
 from rl_training.models.critics import Critics
 from rl_training.models.networks import NetworkOptions, actor_options, build_network
 from rl_training.models.steps import Step, as_array
@@ -53,7 +53,7 @@ class OneStepActor(nn.Module):
         return [first, *self.net.steps(), Step("clip", {"low": low, "high": high})]
 
 
-class MLPFQLModel(ActorCriticModel):
+class MLPFQLModel(TwoCritics):
     """`flow` is the velocity v(s, x, t); as in the authors' code, LayerNorm is after the activation."""
 
     actor: OneStepActor
@@ -85,11 +85,6 @@ class MLPFQLModel(ActorCriticModel):
             times = torch.full_like(noise[:, :1], i / steps)
             actions = actions + self.flow(torch.cat([obs, actions, times], dim=-1)) / steps
         return actions.clamp(-1.0, 1.0)
-
-    def q_values(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Q_1(s, a) and Q_2(s, a), each `[B]`."""
-        q = self.all_q_values(obs, actions)  # [B, 2]
-        return q[:, 0], q[:, 1]
 
     def state_values(self, obs: Tensor) -> Tensor:
         """The mean of Q over 32 actions of the policy per state; all calls use the same noise."""

@@ -11,7 +11,7 @@ from typing import ClassVar, Unpack
 
 from torch import Tensor, nn
 
-from rl_training.models.actor_critic import ActorCriticModel
+from rl_training.models.actor_critic import TwoCritics
 from rl_training.models.critics import ChoiceCritics, Critics
 from rl_training.models.networks import NetworkOptions, actor_options, build_network
 from rl_training.models.policies import (
@@ -35,7 +35,7 @@ class ValueNetwork(nn.Module):
         return self.net(obs).squeeze(-1)
 
 
-class MLPIQLModel(ActorCriticModel):
+class MLPIQLModel(TwoCritics):
     """Actor, value network and two critics with targets; `critic_hidden_sizes` applies to critics and value."""
 
     QFunctions: ClassVar[type[Critics | ChoiceCritics]] = Critics
@@ -74,11 +74,6 @@ class MLPIQLModel(ActorCriticModel):
     ) -> GaussianActor | TanhGaussianActor | CategoricalActor:
         kind = TanhGaussianActor if distribution == "tanh" else GaussianActor
         return kind(obs_dim, action_dim, hidden_sizes, log_std_bounds=OFFLINE_LOG_STD_BOUNDS, **options)
-
-    def q_values(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Q_1(s, a) and Q_2(s, a), each `[B]`."""
-        q = self.all_q_values(obs, actions)  # [B, 2]
-        return q[:, 0], q[:, 1]
 
     def state_values(self, obs: Tensor) -> Tensor:
         """V(s) of the value network, `[1, B]`."""
