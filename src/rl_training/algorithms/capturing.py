@@ -63,7 +63,7 @@ def _own_workspaces() -> Iterator[None]:
     After version 2.11 torch frees the workspaces of a stream if a graph that was captured on it is destroyed. All
     graphs are captured on the same stream, so the others would write to freed memory (pytorch/pytorch#193402).
     """
-    if TorchVersion(torch.__version__) < (2, 12):
+    if TorchVersion(torch.__version__) < "2.12":
         yield
         return
     torch._C._cuda_clearCublasWorkspaces()
