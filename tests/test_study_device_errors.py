@@ -25,6 +25,7 @@ from tests.reliability.processes import fork_for_spawn
 from tests.runs import checkpoint_names
 from tests.studies import differing, homes, study_in
 
+Fail = Callable[[Callable[[Session], bool], int], list[int]]
 SENTENCE = "CUDA error: an illegal memory access was encountered"
 ADVICE = "\nSearch for `cudaErrorIllegalAddress' in https://docs.nvidia.com\nCompile with `TORCH_USE_CUDA_DSA`\n"
 
@@ -41,17 +42,24 @@ def planned(folder: Path, **fields: Any) -> Path:
 
 
 @pytest.fixture
-def fail(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Session], bool], int], None]:
-    """Raise the error in the runs that `chosen` returns True for, instead of saving after `saves` checkpoints."""
+def fail(monkeypatch: pytest.MonkeyPatch) -> Fail:
+    """Raise the error in the runs that `chosen` returns True for, instead of saving after `saves` checkpoints.
 
-    def fail(chosen: Callable[[Session], bool], saves: int) -> None:
+    Returns the steps at which it was raised.
+    """
+
+    def fail(chosen: Callable[[Session], bool], saves: int) -> list[int]:
+        raised: list[int] = []
+
         def save(session: Session) -> None:
             count = len(checkpoint_names(session.run.path))
             if count >= saves and chosen(session):
+                raised.append(session.clock.ticks)
                 raise illegal_access()
             original(session)
 
         monkeypatch.setattr(Session, "save", save)
+        return raised
 
     original = Session.save
     return fail
@@ -80,13 +88,14 @@ def test_errors_after_which_a_process_cannot_use_its_gpu(error: Exception, found
 
 
 def test_the_worker_exits_and_the_next_resumes_the_trial_from_its_checkpoint(
-    tmp_path: Path, fail: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, fail: Fail, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, said = planned(tmp_path / "a"), list[str]()
-    fail(lambda session: session.config.seed == 0, 2)
+    raised = fail(lambda session: session.config.seed == 0, 2)
     with pytest.raises(DeviceLostError, match=f"^{SENTENCE}; this process cannot use the GPU any more"):
         work(folder, say=said.append)
     first, second = homes(folder)
+    assert raised == [60]  # a second attempt to save would read from the GPU
     assert said == [f"released: {first.name}: {SENTENCE}"]
     assert checkpoint_names(first) == ["checkpoints/step_000000020", "checkpoints/step_000000040"]
     assert read_run_record(first)["cause"] == f"AcceleratorError: {SENTENCE}"
@@ -99,7 +108,7 @@ def test_the_worker_exits_and_the_next_resumes_the_trial_from_its_checkpoint(
 
 
 def test_a_trial_that_fails_in_two_workers_without_progress_has_failed(
-    tmp_path: Path, fail: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, fail: Fail, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = planned(tmp_path)
     fail(lambda session: session.config.seed == 0, 0)
@@ -118,7 +127,7 @@ def test_a_trial_that_fails_in_two_workers_without_progress_has_failed(
     assert Study(folder).run().counts["done"] == 2
 
 
-def test_progress_between_two_errors_counts(tmp_path: Path, fail: Callable[..., None]) -> None:
+def test_progress_between_two_errors_counts(tmp_path: Path, fail: Fail) -> None:
     folder = planned(tmp_path, seeds=[0])
     for saves in (1, 2):
         fail(lambda session: True, saves)
@@ -131,7 +140,7 @@ def test_progress_between_two_errors_counts(tmp_path: Path, fail: Callable[..., 
     assert Study(folder).status().counts["waiting"] == 1
 
 
-def test_all_members_of_a_population_are_released(tmp_path: Path, fail: Callable[..., None]) -> None:
+def test_all_members_of_a_population_are_released(tmp_path: Path, fail: Fail) -> None:
     folder = planned(tmp_path, population=2)
     fail(lambda session: True, 1)
     with pytest.raises(DeviceLostError):
@@ -141,7 +150,7 @@ def test_all_members_of_a_population_are_released(tmp_path: Path, fail: Callable
 
 
 def test_a_pool_replaces_workers_that_lost_their_gpu(
-    tmp_path: Path, fail: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, fail: Fail, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One error in each of more trials than workers may fail."""
     seeds = list(range(worker_pool._MOST_ERRORS + 1))
@@ -163,7 +172,7 @@ def test_a_pool_replaces_workers_that_lost_their_gpu(
     assert "Compile with" not in log
 
 
-def test_a_command_reports_the_error_in_one_sentence(tmp_path: Path, fail: Callable[..., None]) -> None:
+def test_a_command_reports_the_error_in_one_sentence(tmp_path: Path, fail: Fail) -> None:
     folder = planned(tmp_path, seeds=[0])
     fail(lambda session: True, 0)
     result = CliRunner().invoke(main, ["work", str(folder)])
