@@ -583,8 +583,8 @@ class _CalQLSettings(
     total=False,
 ):
     failure_reward: float | None
-    """unscaled reward of a step without success; the return of an episode with only such steps is that of failing
-    for ever"""
+    """unscaled reward of a step without success; an episode of only such steps has the return of failing for
+    ever"""
 
 class CalQL(ManagedAlgorithm[Seeds]):
     """CQL whose penalty leaves values above the returns of the data: a start for training online."""
