@@ -40,7 +40,7 @@ class CalQLConfig(CQLConfig):
     backup_actions: PositiveInt = 10
     """sampled next actions; the largest of their values is backed up"""
     failure_reward: float | None = None
-    """unscaled reward of a step without success; an episode of only such steps has the return of failing for ever"""
+    """unscaled reward of a step without success; an episode with only such steps counts as failing for ever"""
 
     @model_validator(mode="after")
     def _finite_failure(self) -> Self:

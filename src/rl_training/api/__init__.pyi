@@ -583,8 +583,7 @@ class _CalQLSettings(
     total=False,
 ):
     failure_reward: float | None
-    """unscaled reward of a step without success; an episode of only such steps has the return of failing for
-    ever"""
+    """unscaled reward of a step without success; an episode with only such steps counts as failing for ever"""
 
 class CalQL(ManagedAlgorithm[Seeds]):
     """CQL whose penalty leaves values above the returns of the data: a start for training online."""
