@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -133,16 +134,14 @@ def discard(folder: Path) -> None:
 
 def copy_checkpoint(source: Path, target: Path) -> Path:
     """Copy a checkpoint to the new folder `target`; a crash meanwhile leaves no folder that looks like one."""
-    staging = target.with_name(f".tmp-{target.name}")
     try:
         if target.exists():
             raise CheckpointError(f"{target}: already exists and is not overwritten; choose another name")
-        shutil.copytree(source, staging)
-        files.rename(staging, target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".tmp-", dir=target.parent) as staging:
+            files.rename(Path(shutil.copytree(source, Path(staging) / target.name)), target)
     except OSError as error:
         raise CheckpointError(f"{target}: cannot be written: {error.strerror or error}") from None
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
     return target
 
 
