@@ -26,7 +26,7 @@ from rl_training.experiment.loggers import Logger, as_loggers
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.experiment.registry import algorithm_names, get_algorithm_spec, resolve, spec_of
 from rl_training.experiment.retention import copy_checkpoint
-from rl_training.experiment.runs import RECORD
+from rl_training.experiment.runs import folder_of
 from rl_training.export.writing import Exported, export_checkpoint
 from rl_training.importing import name_of
 from rl_training.models.mlp import NETWORK
@@ -102,11 +102,7 @@ class ManagedAlgorithm(Generic[Seeds]):
     @property
     def run_dir(self) -> Path | None:
         """The folder of the run, or of a checkpoint without a run; None if the model is not trained."""
-        path = self.checkpoint_path
-        if path is None or path.parent.name not in ("checkpoints", "best"):
-            return path
-        home = path.parent.parent
-        return home if (home / RECORD).is_file() else path
+        return None if self.checkpoint_path is None else folder_of(self.checkpoint_path)
 
     if not TYPE_CHECKING:  # type checkers report missing attributes themselves
 

@@ -264,6 +264,13 @@ class RunDirectory:
         self.close()
 
 
+def folder_of(checkpoint: Path) -> Path:
+    """The folder of the run that a checkpoint is part of, or the checkpoint itself if it is not in a run."""
+    home = checkpoint.parent.parent
+    is_part = checkpoint.parent.name in ("checkpoints", "best") and (home / RECORD).is_file()
+    return home if is_part else checkpoint
+
+
 def read_run_record(path: Path) -> dict[str, Any]:
     """Read run.json of a run folder without locking it."""
     if not (path / RECORD).is_file():
