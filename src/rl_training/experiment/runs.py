@@ -266,9 +266,8 @@ class RunDirectory:
 
 def folder_of(checkpoint: Path) -> Path:
     """The folder of the run that a checkpoint is part of, or the checkpoint itself if it is not in a run."""
-    home = checkpoint.parent.parent
-    is_part = checkpoint.parent.name in ("checkpoints", "best") and (home / RECORD).is_file()
-    return home if is_part else checkpoint
+    home, parent = checkpoint.parent.parent, checkpoint.parent.name
+    return home if parent in ("checkpoints", "best") and (home / RECORD).is_file() else checkpoint
 
 
 def read_run_record(path: Path) -> dict[str, Any]:
