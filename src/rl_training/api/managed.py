@@ -25,8 +25,7 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.loggers import Logger, as_loggers
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.experiment.registry import algorithm_names, get_algorithm_spec, resolve, spec_of
-from rl_training.experiment.retention import copy_checkpoint
-from rl_training.experiment.runs import folder_of
+from rl_training.experiment.retention import copy_checkpoint, folder_of
 from rl_training.export.writing import Exported, export_checkpoint
 from rl_training.importing import name_of
 from rl_training.models.mlp import NETWORK

@@ -98,6 +98,12 @@ def step_of(checkpoint: Path) -> int:
     return int(match[1])
 
 
+def folder_of(checkpoint: Path) -> Path:
+    """The folder of the run that has written a checkpoint; a copy elsewhere is its own folder."""
+    in_run = checkpoint.parent.name in ("checkpoints", "best") and _STEP.fullmatch(checkpoint.name)
+    return checkpoint.parent.parent if in_run else checkpoint
+
+
 def prune(parent: Path, keep: int, *, spare: int | None = None) -> list[Path]:
     """Delete all but the newest `keep` checkpoints and the one of step `spare`; returns the deleted ones.
 

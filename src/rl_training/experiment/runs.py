@@ -264,12 +264,6 @@ class RunDirectory:
         self.close()
 
 
-def folder_of(checkpoint: Path) -> Path:
-    """The folder of the run that a checkpoint is part of, or the checkpoint itself if it is not in a run."""
-    home, parent = checkpoint.parent.parent, checkpoint.parent.name
-    return home if parent in ("checkpoints", "best") and (home / RECORD).is_file() else checkpoint
-
-
 def read_run_record(path: Path) -> dict[str, Any]:
     """Read run.json of a run folder without locking it."""
     if not (path / RECORD).is_file():
