@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rl_training.algorithms import DDPG, REDQ, RLPD, SAC, TD3, TQC, CrossQ, FlashSAC, Learner
+from rl_training.algorithms import CQL, DDPG, REDQ, RLPD, SAC, TD3, TQC, CrossQ, FlashSAC, Learner
 from rl_training.environments.torch_envs import TorchPendulum
 from rl_training.errors import ConfigError
 from rl_training.experience.collector import in_random_block
@@ -99,6 +99,8 @@ def test_members_that_wait_for_different_times_are_refused() -> None:
         ConfigError, match=r"^actor_starts: the members' actors start at different updates \(\[4, 0"
     ):
         Stack([holding(SAC, 4), holding(SAC, None)])
+    with pytest.raises(ConfigError, match=r"^bc_steps: \[5, 0\] updates of cloning are left to the members"):
+        Stack([build(CQL, bc_steps=steps) for steps in (5, 0)])
 
 
 @pytest.mark.parametrize("value", [-1, 0.5, "auto"])

@@ -197,6 +197,8 @@ def test_data_sets_are_added_row_by_row():
     assert len(both + one) == 36
     with pytest.raises(TypeError, match="unsupported operand"):
         one + 1
+    with pytest.raises(DatasetError, match=r"^two: rows of 2 steps cannot be mixed; mix before with_n_step"):
+        one + dataset(name="two").with_n_step(2, 0.9)
 
 
 def test_probabilities_of_actions_stay_with_their_rows(tmp_path):

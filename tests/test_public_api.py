@@ -545,6 +545,21 @@ def test_a_saved_copy_is_loaded_evaluated_and_resumed(tmp_path: Path) -> None:
     assert sorted(one.name for one in tmp_path.iterdir()) == ["copy", "runs"]
 
 
+def test_a_copy_may_have_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    model = SAC("Pendulum-v1", **settings("sac", tmp_path / "runs"))
+    model.learn(25, progress_bar=False)
+    (tmp_path / ".tmp-one").mkdir()
+    assert model.save("~/one") == tmp_path / "one"
+    assert (tmp_path / ".tmp-one").is_dir()
+    for parent in ("checkpoints", "best"):  # as in a run, which this is not
+        place = model.save(tmp_path / parent / "one")
+        assert SAC.load(f"~/{parent}/one").run_dir == place
+    with pytest.raises(CheckpointError, match=r"^\.: already exists"):
+        model.save("")
+
+
 def test_a_data_set_of_d4rl_is_not_an_environment() -> None:
     with pytest.raises(ConfigError, match=r"'hopper-medium-v2'; that is a data set of D4RL; .* iql/hopper-medium$"):
         MANAGED["iql"]("hopper-medium-v2", dataset_kind="random").learn(1)

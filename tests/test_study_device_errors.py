@@ -65,6 +65,14 @@ def fail(monkeypatch: pytest.MonkeyPatch) -> Fail:
     return fail
 
 
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise AttributeError("message")
+
+
+UNPRINTABLE = Unprintable()
+
+
 def with_cause(error: Exception, cause: Exception) -> Exception:
     error.__cause__ = cause
     return error
@@ -81,6 +89,7 @@ def with_cause(error: Exception, cause: Exception) -> Exception:
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), None),
         (RuntimeError("shape '[2]' is invalid for input of size 3"), None),
         (CheckpointError("a file is named CUDA error: x"), None),
+        (with_cause(UNPRINTABLE, UNPRINTABLE), None),
     ],
 )
 def test_errors_after_which_a_process_cannot_use_its_gpu(error: Exception, found: str | None) -> None:

@@ -174,9 +174,11 @@ def device_error(error: BaseException | None) -> str | None:
 
     It may be among the causes of `error`. The other lines of torch's messages are advice on debugging.
     """
-    while error is not None:
-        line = str(error).partition("\n")[0]
-        if isinstance(error, RuntimeError) and _DEVICE_ERROR.search(line) and not _HARMLESS.search(line):
+    seen = set[int]()
+    while error is not None and id(error) not in seen:  # `raise error from error` is its own cause
+        seen.add(id(error))
+        line = str(error).partition("\n")[0] if isinstance(error, RuntimeError) else ""
+        if _DEVICE_ERROR.search(line) and not _HARMLESS.search(line):
             return one_line(line)
         error = error.__cause__ or error.__context__
     return None

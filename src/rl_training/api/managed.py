@@ -25,7 +25,7 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.loggers import Logger, as_loggers
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.experiment.registry import algorithm_names, get_algorithm_spec, resolve, spec_of
-from rl_training.experiment.retention import copy_checkpoint
+from rl_training.experiment.retention import copy_checkpoint, folder_of
 from rl_training.export.writing import Exported, export_checkpoint
 from rl_training.importing import name_of
 from rl_training.models.mlp import NETWORK
@@ -101,8 +101,7 @@ class ManagedAlgorithm(Generic[Seeds]):
     @property
     def run_dir(self) -> Path | None:
         """The folder of the run, or of a checkpoint without a run; None if the model is not trained."""
-        path = self.checkpoint_path
-        return path.parent.parent if path is not None and path.parent.name in ("checkpoints", "best") else path
+        return None if self.checkpoint_path is None else folder_of(self.checkpoint_path)
 
     if not TYPE_CHECKING:  # type checkers report missing attributes themselves
 
@@ -288,7 +287,7 @@ class ManagedAlgorithm(Generic[Seeds]):
 
     def save(self, path: str | Path) -> Path:
         """Copy the last checkpoint to the new folder `path`, which `load` loads; every run is saved without it."""
-        return copy_checkpoint(self._checkpoint("save"), Path(path))
+        return copy_checkpoint(self._checkpoint("save"), Path(path).expanduser())
 
     @classmethod
     def load(

@@ -110,7 +110,8 @@ def select(
         typer.Option(help="Select by fqe on logged data, or by the return of evaluations."),
     ],
     dataset: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Logged data; by default the trials' training data.")
+        str | None,
+        typer.Option(metavar="FILE", help="Logged data; by default the training data, with --episodes none."),
     ] = None,
     task: Annotated[str | None, typer.Option(help="The task, if the study has several.")] = None,
     anyway: Annotated[

@@ -34,6 +34,9 @@ def mix(
         if not weight > 0 or not np.isfinite(weight):
             key = f"datasets.{index}.weight"
             raise ConfigError(f"{key} must be > 0, got {weight}", key=key)
+        if dataset.n_step > 1:
+            problem = f"rows of {dataset.n_step} steps cannot be mixed; mix before with_n_step"
+            raise DatasetError(f"{dataset.name}: {problem}")
         require_same_spaces(first.name, first.spaces, dataset.name, dataset.spaces)
         if first.extras != dataset.extras:
             has, other = describe(first.extras), describe(dataset.extras)

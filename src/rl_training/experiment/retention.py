@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -97,6 +98,12 @@ def step_of(checkpoint: Path) -> int:
     return int(match[1])
 
 
+def folder_of(checkpoint: Path) -> Path:
+    """The folder of the run that has written a checkpoint; a copy elsewhere is its own folder."""
+    in_run = checkpoint.parent.name in ("checkpoints", "best") and _STEP.fullmatch(checkpoint.name)
+    return checkpoint.parent.parent if in_run else checkpoint
+
+
 def prune(parent: Path, keep: int, *, spare: int | None = None) -> list[Path]:
     """Delete all but the newest `keep` checkpoints and the one of step `spare`; returns the deleted ones.
 
@@ -133,16 +140,14 @@ def discard(folder: Path) -> None:
 
 def copy_checkpoint(source: Path, target: Path) -> Path:
     """Copy a checkpoint to the new folder `target`; a crash meanwhile leaves no folder that looks like one."""
-    staging = target.with_name(f".tmp-{target.name}")
     try:
         if target.exists():
             raise CheckpointError(f"{target}: already exists and is not overwritten; choose another name")
-        shutil.copytree(source, staging)
-        files.rename(staging, target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".tmp-", dir=target.parent) as staging:
+            files.rename(Path(shutil.copytree(source, Path(staging) / target.name)), target)
     except OSError as error:
         raise CheckpointError(f"{target}: cannot be written: {error.strerror or error}") from None
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
     return target
 
 

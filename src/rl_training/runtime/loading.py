@@ -130,4 +130,4 @@ def _load_networks(part: Model | Policy, checkpoint: Checkpoint) -> None:
 
 def open_checkpoint(path: str | Path, warn: Callable[[str], None] = warnings.warn) -> Checkpoint:
     """Read and verify a checkpoint; `path` is its folder, a run folder (newest valid checkpoint) or `best`."""
-    return read_run_checkpoint(find_checkpoint(Path(path), warn))
+    return read_run_checkpoint(find_checkpoint(Path(path).expanduser(), warn))

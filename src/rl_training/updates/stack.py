@@ -130,7 +130,13 @@ def _require_same_shapes(members: Sequence[Tensors]) -> None:
 
 
 def _require_same_start(learners: Sequence[Learner]) -> None:
-    """Raise if the members' actors start at different updates, as `init_from` may cause."""
+    """Raise if the members' actors start, or stop cloning, at different updates, as `init_from` may cause."""
+    cloning = [getattr(learner.config, "bc_steps", 0) for learner in learners]
+    if any(steps != cloning[0] for steps in cloning):
+        raise ConfigError(
+            f"bc_steps: {cloning} updates of cloning are left to the members; set bc_steps: 0, or population: off",
+            key="algo_kwargs.bc_steps",
+        )
     starts = [learner.actor_starts for learner in learners]
     if any(start != starts[0] for start in starts):
         raise ConfigError(
