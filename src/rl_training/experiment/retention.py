@@ -99,9 +99,11 @@ def step_of(checkpoint: Path) -> int:
 
 
 def folder_of(checkpoint: Path) -> Path:
-    """The folder of the run that has written a checkpoint; a copy elsewhere is its own folder."""
-    in_run = checkpoint.parent.name in ("checkpoints", "best") and _STEP.fullmatch(checkpoint.name)
-    return checkpoint.parent.parent if in_run else checkpoint
+    """The folder of the run or published policy that a checkpoint belongs to; a copy elsewhere is its own folder."""
+    if not _STEP.fullmatch(checkpoint.name):
+        return checkpoint
+    folder = checkpoint.parent
+    return folder.parent if folder.name in ("checkpoints", "best") else folder
 
 
 def prune(parent: Path, keep: int, *, spare: int | None = None) -> list[Path]:
