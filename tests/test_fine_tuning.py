@@ -384,3 +384,14 @@ def test_a_changed_number_of_updates_stretches_a_schedule_and_says_so(
     resume(run, overrides=["offline_pretrain_updates=40"])
     said = "note: algo_kwargs.offline_pretrain_updates 30 -> 40: the learning-rate schedule stretches over the new"
     assert said in capfd.readouterr().err
+
+
+def test_a_changed_number_of_updates_changes_nothing_after_them(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = interrupted(tuned("awac", tmp_path, kwargs={"learning_rate_schedule": "linear"}), 50)
+    result = resume(run, overrides=["offline_pretrain_updates=40"])
+    assert (result.metrics["pretrain_updates_done"], result.metrics["global_step"]) == (30, 60)
+    assert "stretch" not in capfd.readouterr().err
+    resume(run)
+    assert "this run is complete; increase total_timesteps to continue" in capfd.readouterr().err

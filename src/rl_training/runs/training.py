@@ -151,7 +151,9 @@ def _changed_machine(session: Session, checkpoint: Checkpoint) -> list[str]:
 
 def _announce_longer_schedules(session: Session, spec: RunSpec, changes: Changes) -> None:
     """If the total number of steps or updates has changed, print which schedules depend on it."""
-    changed = {name: pair for name, pair in changes.settings.items() if name.rpartition(".")[2] in _TOTALS}
+    over = ("offline_pretrain_updates", "max_epochs") if session.clock.phase == "online" else ()
+    totals = {name.rpartition(".")[2]: name for name in changes.settings}
+    changed = {name: changes.settings[name] for key, name in totals.items() if key in _TOTALS and key not in over}
     stretched = ["the learning-rate schedule"] if changed and not spec.resolved[OptimizationConfig].constant else []
     stretched += ["exploration"] if "total_timesteps" in changed and session.learner.explores_by_progress else []
     if stretched:

@@ -99,7 +99,7 @@ class OfflineToOnline(Regime):
         self.mixed.expected(batch_size)
         size = len(self.setup.dataset)
         wanted = budget.updates(prior.offline_pretrain_updates, size, batch_size)
-        self.pretraining = max(wanted, self._updates_done())
+        self.pretraining = self._updates_on_data(wanted)
         self._require_budget()
         starts = "learning_starts" if prior.online_warmup_steps is None else "online_warmup_steps"
         first = self.online.remarks(spec, self.learner, self.pretraining, starts)
@@ -115,15 +115,16 @@ class OfflineToOnline(Regime):
             spec, self.online, self.spaces, self.learner, buffer, reward_map=self.setup.dataset.reward_map
         )
 
-    def _updates_done(self) -> int:
-        """Updates on the prior data so far: in the run of `init_from`, or in this run if it is resumed."""
+    def _updates_on_data(self, wanted: int) -> int:
+        """`wanted`, or the updates on the prior data so far if they are more, or if the run is online already."""
         spec = self.spec
         if spec.checkpoint is not None:
             with checkpoint_errors(spec.checkpoint):
-                return clock_of(spec.checkpoint.records["trainer"]).pretrain_updates
+                clock = clock_of(spec.checkpoint.records["trainer"])
+            return clock.pretrain_updates if clock.phase == "online" else max(wanted, clock.pretrain_updates)
         if spec.origin is not None:
             self.spec = spec.with_algo_kwargs(continue_offline_run(self.learner, spec.origin, spec.config))
-        return self.learner.updates
+        return max(wanted, self.learner.updates)
 
     def _require_budget(self) -> None:
         """Raise if the updates of the run of `init_from` use up `max_updates`."""
