@@ -42,7 +42,7 @@ class Candidate:
         cls, place: Place, warn: Callable[[str], None] = warnings.warn, *, allow_import: bool = False
     ) -> Candidate:
         """Load the policy of a checkpoint, or of the newest checkpoint of a run folder."""
-        checkpoint = open_checkpoint(place, warn)
+        checkpoint = open_checkpoint(os.fspath(place), warn)
         loaded = load_policy(checkpoint, allow_import=allow_import)
         return cls(str(place), checkpoint.path, loaded.policy, loaded.spaces, loaded.config)
 
