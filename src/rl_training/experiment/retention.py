@@ -99,7 +99,7 @@ def step_of(checkpoint: Path) -> int:
 
 
 def folder_of(checkpoint: Path) -> Path:
-    """The folder of the run or published policy that a checkpoint belongs to; a copy elsewhere is its own folder."""
+    """The folder of the run or published policy that a checkpoint belongs to; a copy is its own folder."""
     if not _STEP.fullmatch(checkpoint.name):
         return checkpoint
     folder = checkpoint.parent
