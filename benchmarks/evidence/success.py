@@ -25,6 +25,7 @@ from rl_training.experiment.checkpointing import list_checkpoints
 from rl_training.memory import available_cores
 from rl_training.study.trials import record_of
 
+LAST = 3  # checkpoints of a run that count
 # Published success in percent after a million updates on the official data: FQL's paper, eight seeds.
 PUBLISHED = {
     "cube-single": {"bc": "3", "iql": "85 ± 8", "rebrac": "92 ± 4", "fql": "97 ± 2"},
@@ -36,7 +37,7 @@ PUBLISHED = {
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser = report.arguments(__doc__)
     parser.add_argument("study", type=Path, help="folder of a study")
-    parser.add_argument("--last", type=int, default=3, help="checkpoints of each run")
+    parser.add_argument("--last", type=int, default=LAST, help="checkpoints of each run")
     parser.add_argument("--episodes", type=int, default=50)
     parser.add_argument("--processes", type=int, default=available_cores())
     return parser.parse_args(given)
@@ -67,7 +68,7 @@ def sections(entries: dict[str, Entry]) -> Sections:
         groups.setdefault((task, one["algo"]), {}).setdefault(one["seed"], {})[one["updates"]] = one["success"]
     rows = []
     for (task, algo), seeds in sorted(groups.items()):
-        values = [100 * statistics.fmean(found.values()) for _, found in sorted(seeds.items())]
+        values = [100 * statistics.fmean(found[n] for n in sorted(found)[-LAST:]) for _, found in sorted(seeds.items())]
         steps = [max(found) for found in seeds.values()]
         rows.append([task, algo, f"{min(steps):,}", len(seeds), report.spread(values), report.returns(values),
                      PUBLISHED.get(task, {}).get(algo, "–")])  # fmt: skip
