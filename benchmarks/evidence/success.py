@@ -68,7 +68,9 @@ def sections(entries: dict[str, Entry]) -> Sections:
         groups.setdefault((task, one["algo"]), {}).setdefault(one["seed"], {})[one["updates"]] = one["success"]
     rows = []
     for (task, algo), seeds in sorted(groups.items()):
-        values = [100 * statistics.fmean(found[n] for n in sorted(found)[-LAST:]) for _, found in sorted(seeds.items())]
+        values = [
+            100 * statistics.fmean(found[n] for n in sorted(found)[-LAST:]) for _, found in sorted(seeds.items())
+        ]
         steps = [max(found) for found in seeds.values()]
         rows.append([task, algo, f"{min(steps):,}", len(seeds), report.spread(values), report.returns(values),
                      PUBLISHED.get(task, {}).get(algo, "–")])  # fmt: skip
