@@ -1,4 +1,4 @@
-"""Peers trained with the settings, data and seeds of a study, and evaluated by this package's evaluator.
+"""Peers trained with the settings, data and seeds of a study, and evaluated on the same episodes as its policies.
 
     python -m benchmarks.peers.learn sb3 benchmarks/studies/sac-halfcheetah.yaml [--seeds 0 1] [--minutes 60]
     python -m benchmarks.peers.learn d3rlpy STUDY --data DIR --python PYTHON [--algo crr awac iql]
@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from benchmarks import report
+from benchmarks.evidence.judging import SEED
 from benchmarks.peers import sb3
 from benchmarks.peers.d3rlpy import D3rlpyLearner, write_rows
 from benchmarks.peers.loops import CorlLearner, libraries, published_settings
@@ -139,7 +140,7 @@ def train_sb3(job: Job) -> Entry:
 
     config = job.config
     agent = sb3.agent_of(config, gym.make(config.env_id or "", **config.env_kwargs))
-    evaluator = Evaluator(config, spaces_of(config))
+    evaluator = Evaluator(config, spaces_of(config), seed=SEED)
     interval = resolve(config)[ControlConfig].eval_interval
     policy: Any = sb3.SB3Policy(agent)
     curve: list[tuple[int, float, float]] = []
@@ -220,7 +221,7 @@ def learned(job: Job, peer: Any, update: Callable[[int], Any], started: float) -
         update(count)
         done += count
     seconds = time.perf_counter() - started
-    evaluator = Evaluator(job.config, spaces_of(job.config))
+    evaluator = Evaluator(job.config, spaces_of(job.config), seed=SEED)
     final = evaluator.run(peer, job.episodes)
     evaluator.close()
     return {"steps": done, "updates": done, "seconds": seconds, "curve": [], "final": final}
