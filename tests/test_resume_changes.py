@@ -9,6 +9,7 @@ import pytest
 
 from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import list_checkpoints, read_checkpoint
+from rl_training.experiment.retention import find_checkpoint, folder_of
 from rl_training.experiment.strict_yaml import parse_yaml
 from rl_training.report.reading import read_runs
 from rl_training.runs.changes import same_environment
@@ -95,6 +96,39 @@ def test_a_killed_run_stays_in_the_environment_it_was_moved_to(tmp_path: Path) -
     assert after.metrics["global_step"] == 60
     [best] = list_checkpoints(after.run_dir / "best")
     assert read_checkpoint(best).records["config"]["env_kwargs"]["g"] == 0.5
+
+
+class KillInStep(KillAt):
+    def on_step(self, session: Session) -> None:
+        self.kill(session.run.path)
+
+
+@pytest.mark.parametrize("killer", [KillAt(0), KillInStep()], ids=["at the change", "in the first step"])
+def test_a_best_policy_survives_a_visit_to_another_environment(killer: KillAt, tmp_path: Path) -> None:
+    before = short_run(tmp_path, kwargs={"eval_interval": 10})
+    run = before.run_dir
+    [old_best] = list_checkpoints(run / "best")
+    with pytest.raises(Killed):
+        resume(run, [killer], overrides=["env_kwargs.g=0.5", "total_timesteps=60"])
+    resume(run, overrides=["env_kwargs.g=10.0", "total_timesteps=40"])
+    [kept] = list_checkpoints(run / "earlier_best" / "1")
+    assert kept.name == old_best.name
+    assert find_checkpoint(run / "earlier_best") == kept
+    assert folder_of(kept) == run
+    [best] = list_checkpoints(run / "best")
+    assert read_checkpoint(best).step > 30
+
+
+def test_the_best_policy_moves_when_the_environment_changes(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = short_run(tmp_path, kwargs={"eval_interval": 10}).run_dir
+    (run / "earlier_best" / "7").mkdir(parents=True)
+    with pytest.raises(Killed):
+        resume(run, [KillInStep()], overrides=["env_kwargs.g=0.5", "total_timesteps=60"])
+    assert list_checkpoints(run / "best") == []
+    assert len(list_checkpoints(run / "earlier_best" / "8")) == 1
+    assert f"the earlier best policy is now in {run}/earlier_best/8\n" in capfd.readouterr().err
 
 
 def test_a_resume_without_changes_says_nothing_of_them(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,8 @@ from rl_training.experiment.manifest import MANIFEST, verify_checkpoint
 
 # `.old` marks a checkpoint that is being replaced by a new one of the same step; it is valid until it is deleted.
 _STEP = re.compile(r"step_([0-9]{1,18})(\.old)?")
+# Folder of a run with numbered folders: the best checkpoints in earlier environments.
+EARLIER_BEST = "earlier_best"
 
 
 def list_checkpoints(parent: Path) -> list[Path]:
@@ -47,8 +49,11 @@ def find_checkpoint(path: Path, warn: Callable[[str], None] | None = None) -> Pa
 
     `gallery/<name>` is the published policy of that name, unless such a folder exists. A checkpoint folder itself
     is returned unverified; of several checkpoints the newest valid one, and `warn` is called for each damaged one.
+    `earlier_best` means its last numbered folder.
     """
     path = published(path) or path
+    if path.name == EARLIER_BEST and (last := _last_number(path)):
+        path /= str(last)
     if not path.is_dir():
         raise CheckpointError(f"{path}: {_no_folder(path)}")
     if (path / MANIFEST).exists() or _STEP.fullmatch(path.name):
@@ -103,6 +108,8 @@ def folder_of(checkpoint: Path) -> Path:
     if not _STEP.fullmatch(checkpoint.name):
         return checkpoint
     folder = checkpoint.parent
+    if folder.parent.name == EARLIER_BEST:
+        return folder.parent.parent
     return folder.parent if folder.name in ("checkpoints", "best") else folder
 
 
@@ -153,11 +160,17 @@ def copy_checkpoint(source: Path, target: Path) -> Path:
     return target
 
 
-def set_aside(folder: Path, parent: Path) -> None:
-    """Move a checkpoint into a new numbered folder in `parent`."""
-    target = parent / str(1 + len(list(parent.glob("*"))))
+def set_aside(folder: Path, parent: Path) -> Path:
+    """Move a checkpoint into a new numbered folder in `parent`, which is returned."""
+    target = parent / str(_last_number(parent) + 1)
     target.mkdir(parents=True)
     files.rename(folder, target / folder.name)
+    return target
+
+
+def _last_number(parent: Path) -> int:
+    """The largest number of a numbered folder in `parent`, or 0."""
+    return max((int(path.name) for path in parent.glob("*") if path.name.isdecimal()), default=0)
 
 
 def discard_after(parent: Path, step: int) -> None:

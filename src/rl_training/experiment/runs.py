@@ -28,7 +28,7 @@ from typing import Any, Protocol, Self
 
 from rl_training.errors import CheckpointError, ConfigError, RunInUse
 from rl_training.experiment import files
-from rl_training.experiment.retention import list_checkpoints
+from rl_training.experiment.retention import EARLIER_BEST, list_checkpoints
 from rl_training.experiment.strict_yaml import dump_yaml
 from rl_training.platforms import flags, lock
 
@@ -152,7 +152,7 @@ class RunDirectory:
     @property
     def earlier_best(self) -> Path:
         """Parent of numbered folders with the best checkpoints in the run's earlier environments."""
-        return self.path / "earlier_best"
+        return self.path / EARLIER_BEST
 
     @property
     def tensorboard(self) -> Path:

@@ -65,6 +65,14 @@ class Evaluations:
         for callback in session.callbacks:
             callback.on_evaluation(session, metrics)
 
+    def set_best_aside(self) -> None:
+        """Move the best policy to `earlier_best/`, because the run continues in another environment."""
+        run = self._session.run
+        with self._session.deleting(run.best):
+            for path in list_checkpoints(run.best):
+                kept = set_aside(path, run.earlier_best)
+                self._session.say(f"the earlier best policy is now in {kept}")
+
     def _save_best(self) -> None:
         session = self._session
         saved = state.save_networks(session)

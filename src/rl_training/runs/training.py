@@ -87,6 +87,8 @@ def training(spec: RunSpec, guard: SignalGuard, console: Callable[..., Progress]
         yield Opened(session, session.running and session.clock.ticks < regime.total_ticks)
         regime.make_updaters()
         _record_start(session, regime)
+        if scores_reset:
+            session.evaluations.set_best_aside()
         session.begin()
         if scores_reset:
             session.save()  # a killed run must not resume in the former environment, whose scores are gone
