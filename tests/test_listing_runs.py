@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
 import re
+import subprocess
 import time
 from pathlib import Path
 from typing import Any, get_args
@@ -45,6 +48,18 @@ def folder(tmp_path: Path) -> Path:
     (write_run(place / "half") / "run.json").unlink()
     (write_run(place / "torn") / "run.json").write_text("{")
     return place
+
+
+def test_a_run_whose_process_was_killed_is_interrupted(tmp_path: Path) -> None:
+    """Its process wrote no status; one of another machine is not judged."""
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    fields: dict[str, Any] = {"status": "running", "host": platform.node(), "pid": ended.pid}
+    write_run(tmp_path / "a", **fields)
+    write_run(tmp_path / "b", **fields | {"pid": os.getpid()})
+    write_run(tmp_path / "c", **fields | {"host": "elsewhere"})
+    write_run(tmp_path / "d", **fields | {"pid": 10**30})
+    assert [run.status for run in runs(tmp_path).runs] == ["interrupted", "running", "running", "interrupted"]
 
 
 def test_every_run_and_every_broken_folder_is_listed(folder: Path) -> None:

@@ -119,6 +119,18 @@ def duplicate(handle: int, least: int) -> int:
     return number
 
 
+def process_exists(pid: int) -> bool:
+    """Whether this machine has a process `pid`; always true on Windows, which has no signal 0."""
+    try:
+        if POSIX:
+            os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # of another user
+        pass
+    return True
+
+
 def user_id() -> int:
     """User id of this process, as in `os.stat`; 0 if the system has no user ids."""
     return os.getuid() if hasattr(os, "getuid") else 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import platform
 import re
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
@@ -20,6 +21,7 @@ from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.experiment.files import MAX_JSON_BYTES
 from rl_training.experiment.runs import RECORD, RESOLVED, parse_run_record
 from rl_training.experiment.strict_yaml import read_dumped
+from rl_training.platforms import process_exists
 from rl_training.report.logs import Curve, Log, read_log
 from rl_training.study.packing import open_packed_study
 from rl_training.study.plan import PLAN, RUNS, Plan, identity, parse_plan
@@ -254,6 +256,8 @@ class _Reader:
         settings, tags = self._settings_of(source, notes)
         log = self._log_of(source, record, notes)
         status, cause = record["status"], record.get("cause") or record.get("stop_reason")
+        if status == "running" and _process_ended(record):
+            status = "interrupted"
         if source.failure is not None and status not in ("finished", "stopped", "diverged"):
             status, cause = "failed", source.failure.message
         updates = [log.time, _timestamp(record.get("updated"))]
@@ -303,6 +307,12 @@ class _Reader:
             notes.append(f"its evaluations before step {first:,} are left out: they were in another environment")
             return replace(log, curve=log.curve.since(first))
         return log
+
+
+def _process_ended(record: Mapping[str, Any]) -> bool:
+    """Whether the run's process was one of this machine and has ended, killed before it wrote a status."""
+    pid = record.get("pid")
+    return record.get("host") == platform.node() and isinstance(pid, int) and not process_exists(pid)
 
 
 def _parsed(text: str, notes: list[str]) -> tuple[Mapping[str, Any], tuple[str, ...]]:

@@ -33,6 +33,7 @@ from pathlib import Path
 from rl_training.errors import ClaimLost, ConfigError
 from rl_training.experiment import files
 from rl_training.memory import out_of_memory_kills
+from rl_training.platforms import process_exists
 
 CLAIMS = "claims"
 _BEATS_PER_TIMEOUT = 6
@@ -60,15 +61,7 @@ class Owner:
     @property
     def is_gone(self) -> bool:
         """Whether this is a process of this machine that has exited."""
-        if self.machine != _machine():
-            return False
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return True
-        except PermissionError:
-            pass
-        return not self.is_process(self.pid)
+        return self.machine == _machine() and not (process_exists(self.pid) and self.is_process(self.pid))
 
     def is_process(self, pid: int) -> bool:
         """Whether this is the process of this machine that now has the id `pid`."""
