@@ -398,6 +398,7 @@ def test_what_a_run_under_way_cannot_change_is_one_line(copied: Path) -> None:
     before = (copied / "run.json").read_text()
     fails(run("resume", copied, "--set", "algo_kwargs.alpha=auto"), 2, "alpha: cannot change from 0.2 to auto")
     fails(run("resume", copied, "--set", "hidden_sizes=[9]"), 2, "hidden_sizes: [9] differs from the [8, 8]")
+    fails(run("resume", copied, "--set", "total_timesteps=119"), 2, "119 is below the 120 steps already made")
     assert (copied / "run.json").read_text() == before
     succeed("resume", copied, "--set", "alpha=0.1", "--set", "total_timesteps=130")
 

@@ -20,7 +20,6 @@ from rl_training.environments.tensor_env import TensorEnv
 from rl_training.environments.user_environments import Env, TensorEnvMaker, UserEnvironments, resolve_env
 from rl_training.environments.wrapping import name_wrappers
 from rl_training.errors import ConfigError, setting_hint
-from rl_training.experiment.checkpointing import checkpoint_errors
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.loggers import Logger, as_loggers
 from rl_training.experiment.manager import ExperimentManager
@@ -32,7 +31,7 @@ from rl_training.models.mlp import NETWORK
 from rl_training.runs.callbacks import Callback, as_callbacks
 from rl_training.runs.session import Session, TrainResult
 from rl_training.runs.spec import RunOptions
-from rl_training.runs.state import config_of
+from rl_training.runs.state import config_of, steps_made
 from rl_training.runtime import loading
 from rl_training.runtime.workflows import Recording, play_checkpoint, record_checkpoint
 
@@ -315,8 +314,7 @@ class ManagedAlgorithm(Generic[Seeds]):
         model = (managed_class(cls, spec_of(config)) if cls is ManagedAlgorithm else cls)(config)
         assert isinstance(model, cls)
         model.checkpoint_path = checkpoint.path
-        with checkpoint_errors(checkpoint):
-            model._steps = int(checkpoint.records["trainer"]["clock"]["global_step"])
+        model._steps = steps_made(checkpoint)
         model._loaded = loading.load_policy(checkpoint, allow_import=allow_import)
         model._replace_environments(env, eval_env, wrappers, env_kwargs)
         return model

@@ -158,6 +158,12 @@ def clock_of(trainer: Mapping[str, Any]) -> Clock:
     return Clock(str(clock["phase"]), int(clock["global_step"]), int(clock["pretrain_updates"]))
 
 
+def steps_made(checkpoint: Checkpoint) -> int:
+    """The steps that `total_timesteps` counts: of the environment, or updates of an offline run."""
+    with checkpoint_errors(checkpoint):
+        return clock_of(checkpoint.records["trainer"]).global_step
+
+
 def _callback_index(value: Any, before: Sequence[str], now: Sequence[str]) -> int | None:
     """The first of the callbacks `now` that `advance` had not called; `value` is its index in those `before`."""
     if value is None:

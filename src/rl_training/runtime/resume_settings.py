@@ -13,6 +13,7 @@ from rl_training.experiment.checkpointing import Checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import resolve, setting_names, spec_of
 from rl_training.models.mlp import NetworkShape
+from rl_training.runs.state import steps_made
 from rl_training.settings import at_home
 
 # Settings of rows in a replay buffer: rewards are stored scaled, and truncations only for n-step returns.
@@ -80,11 +81,21 @@ def _located(path: Any, known: Container[Any], folder: Path, remedy: str) -> dic
 
 
 def require_resumable(checkpoint: Checkpoint, before: TrainConfig, now: TrainConfig) -> None:
-    """Raise if settings have changed that the networks, the environments or the replay buffer fix."""
+    """Raise if settings have changed that the networks, the environments, the replay buffer or the steps fix."""
+    _require_larger_total(checkpoint, before, now)
     _require_same_shape(before, now)
     _require_same_capacity(checkpoint, now)
     if checkpoint.rows is not None:
         _require_same_rows(before, now)
+
+
+def _require_larger_total(checkpoint: Checkpoint, before: TrainConfig, now: TrainConfig) -> None:
+    made, total = steps_made(checkpoint), now.total_timesteps
+    if total < min(made, before.total_timesteps):
+        raise ConfigError(
+            f"total_timesteps: {total:,} is below the {made:,} steps already made",
+            key="total_timesteps",
+        )
 
 
 def _require_same_shape(before: TrainConfig, now: TrainConfig) -> None:
