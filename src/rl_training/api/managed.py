@@ -14,6 +14,7 @@ from typing_extensions import TypeVar
 from rl_training.api.data import Data, resolve_data
 from rl_training.api.describing import LazyAttribute, documented, managed_class, signature_of
 from rl_training.api.hints import attribute_hint, with_argument_hints
+from rl_training.api.interruptions import recorded_on_error
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.formats.own import KIND
 from rl_training.environments.tensor_env import TensorEnv
@@ -168,8 +169,8 @@ class ManagedAlgorithm(Generic[Seeds]):
 
         With `seeds`, returns a list of `TrainResult`, one per seed in order; `members` are the models.
 
-        A trained or loaded model continues for `total_timesteps` more in the same folder, with the same settings.
-        If early stopping ended the run, it continues only if the new total exceeds the old one.
+        A trained, interrupted or loaded model continues for `total_timesteps` more in the same folder, with the
+        same settings. If early stopping ended the run, it continues only if the new total exceeds the old one.
 
         `callbacks`: a `Callback`, a function that is called with the session after each step, or a list of them.
         `dataset`: a `TransitionDataset`, a file or Minari id, or a mapping of the arguments of `from_arrays`.
@@ -186,7 +187,8 @@ class ManagedAlgorithm(Generic[Seeds]):
         options = RunOptions(quiet=not progress_bar, loggers=as_loggers(loggers))
         self.config, self._dataset = resolve_data(dataset, config.with_seed(), self._given)
         run: dict[str, Any] = {"callbacks": watching, "dataset": self._dataset, "given": self._given}
-        results = ExperimentManager().train_all(self.config, run_suffix=run_suffix, options=options, **run)
+        with recorded_on_error(self._record_results, self.config) as run["opened"]:
+            results = ExperimentManager().train_all(self.config, run_suffix=run_suffix, options=options, **run)
         return self._record_results(results)
 
     @_training
@@ -214,9 +216,10 @@ class ManagedAlgorithm(Generic[Seeds]):
         if dataset is not None and data is None:
             changes["algo_kwargs"] = self.config.algo_kwargs
         run: dict[str, Any] = {"callbacks": watching, "dataset": self._dataset, "given": self._given}
-        results = ExperimentManager().resume_all(
-            path, changes=changes, loggers=as_loggers(loggers), quiet=not progress_bar, **run
-        )
+        with recorded_on_error(self._record_results, self.config) as run["opened"]:
+            results = ExperimentManager().resume_all(
+                path, changes=changes, loggers=as_loggers(loggers), quiet=not progress_bar, **run
+            )
         return self._record_results(results)
 
     def evaluate(self, num_episodes: int | None = None, deterministic: bool | None = None) -> dict[str, Any]:

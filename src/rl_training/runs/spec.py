@@ -60,6 +60,7 @@ class RunSpec:
     given: UserEnvironments = field(default_factory=UserEnvironments)  # environments without an id
     callbacks: tuple[Callback, ...] = ()
     options: RunOptions = field(default_factory=RunOptions)
+    opened: Callable[[Path], object] | None = None  # called with the run's folder
     shared: dict[str, Any] = field(default_factory=dict)  # objects that all members of a population share, by name
 
     @classmethod

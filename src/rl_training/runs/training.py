@@ -191,6 +191,8 @@ def _open_session(regime: Regime, guard: SignalGuard, console: Callable[..., Pro
     with _run_directory(spec) as folder, ExitStack() as opened:
         if evaluator is not None:
             opened.callback(evaluator.close)
+        if spec.opened is not None:
+            spec.opened(folder.path)
         with _status_restored_on_error(folder):
             _clean(folder, spec)
             opening = [_summary(regime), *regime.remarks, _location(folder, checkpoint)]

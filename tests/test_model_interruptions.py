@@ -1,0 +1,81 @@
+"""A model whose training was interrupted or failed: it keeps its run."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rl_training import SAC
+from rl_training.experiment.checkpointing import list_checkpoints
+from rl_training.runs.session import Session
+from rl_training.runs.signals import TrainingInterrupted
+from tests.runs import tiny
+
+
+def fail(session: Session) -> None:
+    if session.clock.ticks == 25:
+        raise ZeroDivisionError
+
+
+def interrupt(session: Session) -> None:
+    if session.clock.ticks == 25 and session.config.seed == 3:
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    ("watcher", "error", "message"),
+    [
+        (fail, ZeroDivisionError, "^$"),
+        (interrupt, TrainingInterrupted, r"at step 25; go on with: .*; in Python: model\.resume\(\)$"),
+    ],
+)
+def test_a_model_keeps_its_run(
+    watcher: Callable[[Session], None], error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    model = SAC(tiny("sac", tmp_path, total_timesteps=40, checkpoint_interval=1_000))
+    with pytest.raises(error, match=message):
+        model.learn(callbacks=watcher, progress_bar=False)
+    [run] = tmp_path.iterdir()
+    assert model.run_dir == run
+    assert [model.checkpoint_path] == list_checkpoints(run / "checkpoints")
+    assert repr(model).endswith(f"trained 25 steps, {run}")
+    model.predict([1.0, 0.0, 0.0])
+    assert model.resume(progress_bar=False).metrics["global_step"] == 40
+    assert model.learn(5, progress_bar=False).metrics["global_step"] == 45
+    assert list(tmp_path.iterdir()) == [run]
+
+
+def test_a_resumed_model_that_fails_has_its_newest_checkpoint(tmp_path: Path) -> None:
+    model = SAC(tiny("sac", tmp_path, total_timesteps=20, checkpoint_interval=1_000, keep_checkpoints=1))
+    model.learn(progress_bar=False)
+    with pytest.raises(ZeroDivisionError):
+        model.resume(40, fail, progress_bar=False)
+    [run] = tmp_path.iterdir()
+    assert [model.checkpoint_path] == list_checkpoints(run / "checkpoints")
+    assert model.learn(5, progress_bar=False).metrics["global_step"] == 30
+
+
+def test_a_population_keeps_its_runs(tmp_path: Path) -> None:
+    model = SAC(tiny("sac", tmp_path, seed=None, seeds=[3, 2], total_timesteps=40))
+    with pytest.raises(TrainingInterrupted):
+        model.learn(callbacks=interrupt, progress_bar=False)
+    assert [member.config.seed for member in model.members] == [3, 2]
+    assert [member.run_dir for member in model.members] == sorted(tmp_path.iterdir(), reverse=True)
+    results = model.learn(5, progress_bar=False)
+    assert [result.metrics["global_step"] for result in results] == [30, 30]  # type: ignore[attr-defined]
+
+
+def test_a_model_without_a_checkpoint_is_not_trained(tmp_path: Path) -> None:
+    class Unsaved(BaseException):
+        """Like a second Ctrl-C: nothing is saved."""
+
+    def end(session: Session) -> None:
+        raise Unsaved
+
+    model = SAC(tiny("sac", tmp_path))
+    with pytest.raises(Unsaved):
+        model.learn(callbacks=end, progress_bar=False)
+    assert model.run_dir is None
