@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rl_training.errors import ConfigError
+from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpointing import list_checkpoints, read_checkpoint
 from rl_training.experiment.retention import find_checkpoint, folder_of
 from rl_training.experiment.strict_yaml import parse_yaml
@@ -126,7 +126,8 @@ def test_the_best_policy_moves_when_the_environment_changes(
     (run / "earlier_best" / "7").mkdir(parents=True)
     with pytest.raises(Killed):
         resume(run, [KillInStep()], overrides=["env_kwargs.g=0.5", "total_timesteps=60"])
-    assert list_checkpoints(run / "best") == []
+    with pytest.raises(CheckpointError, match="best: no valid checkpoint$"):
+        find_checkpoint(run / "best")
     assert len(list_checkpoints(run / "earlier_best" / "8")) == 1
     assert f"the earlier best policy is now in {run}/earlier_best/8\n" in capfd.readouterr().err
 

@@ -59,7 +59,7 @@ def find_checkpoint(path: Path, warn: Callable[[str], None] | None = None) -> Pa
     if (path / MANIFEST).exists() or _STEP.fullmatch(path.name):
         return path
     parent = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-    if parent == path and not list_checkpoints(path):
+    if parent == path and path.name != "best" and not list_checkpoints(path):
         raise CheckpointError(f"{path}: neither a checkpoint nor a run folder (no {MANIFEST}, no checkpoints/)")
     found, warnings = latest_valid(parent)
     if warn is not None:
