@@ -126,7 +126,7 @@ def test_the_best_policy_moves_when_the_environment_changes(
     (run / "earlier_best" / "7").mkdir(parents=True)
     with pytest.raises(Killed):
         resume(run, [KillInStep()], overrides=["env_kwargs.g=0.5", "total_timesteps=60"])
-    with pytest.raises(CheckpointError, match="best: no valid checkpoint$"):
+    with pytest.raises(CheckpointError, match=r"best: no valid checkpoint$"):
         find_checkpoint(run / "best")
     assert len(list_checkpoints(run / "earlier_best" / "8")) == 1
     assert f"the earlier best policy is now in {run}/earlier_best/8\n" in capfd.readouterr().err
