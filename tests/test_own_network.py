@@ -231,6 +231,11 @@ class Unused(Residual):
         self.spare = nn.Linear(2, 2)
 
 
+class Wide(Residual):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).double()
+
+
 class Typed(Residual):
     def __init__(self, *shape: Any) -> None:
         super().__init__(*shape)
@@ -269,6 +274,7 @@ WRONG: dict[str, tuple[Callable[..., Any], str]] = {
     "rows": (Averaged, r"computes another output for the same row"),
     "branch": (Branching, r"cannot be computed for several networks at once: RuntimeError: .*data-dependent"),
     "unused": (Unused, r"has a parameter spare.weight that does not affect its output; remove it$"),
+    "output dtype": (Wide, r"maps a torch.float32 input to torch.float64; all must be float32$"),
     "dtype": (Typed, r"has a tensor index of torch.int64; all must be float32$"),
 }
 
