@@ -180,6 +180,21 @@ def test_an_installed_algorithm_is_found_by_its_name(
     assert len(json.loads(done("predict", run, "--obs", "1.0,0.0,0.0"))) == 1
 
 
+@pytest.mark.parametrize("network", ["tower", "'plugged:tower'"])
+def test_an_installed_algorithm_has_a_network_without_permission(
+    module: str, network: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "import rl_training\nfrom torch.nn import Linear\n\ndef tower(i, o, h):\n    return Linear(i, o)\n"
+    Path("plugged.py").write_text(f"{MODULE}{text}rl_training.register(Mine, network={network})\n")
+    install(monkeypatch, ("mine", "plugged:Mine"))
+    monkeypatch.syspath_prepend(Path.cwd())
+    train("mine")
+    [run] = Path("runs").iterdir()
+    forget()
+    done("predict", run, "--obs", "1.0,0.0,0.0")
+    assert rl_training.load(run).config.algo_kwargs["network"] == "plugged:tower"
+
+
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
