@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import rl_training
@@ -20,6 +21,7 @@ from rl_training.errors import ConfigError
 from rl_training.experiment import plugins, registry
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.runtime.loading import load_policy, open_checkpoint
+from tests.helpers import build, random_batch
 
 SMALL = {"learning_starts": 20, "batch_size": 8, "hidden_sizes": [8], "eval_episodes": 0, "checkpoint_interval": 30}
 SET = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
@@ -155,6 +157,30 @@ def test_a_wrong_registration_is_one_line(learner: Any, options: dict[str, Any],
         rl_training.register(learner, **options)
     assert str(caught.value) == f"register: {message}"
     assert registry.get_algorithm_spec("mine").learner is Mine
+
+
+def step_wrongly(learner: Learner, case: str) -> Any:
+    def loss() -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        value = torch.stack([parameter.mean() for parameter in learner.model.critics.parameters()]).sum()
+        return value.expand(2, 4) if case == "shape" else value, {}
+
+    learner.minimize((), {"critic" if case == "key" else "critics": loss})
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("key", "sac: no optimiser 'critic'; optimisers: critics, actor"),
+        ("shape", "sac: the loss of critics has shape [2, 4], not []"),
+        ("terms", "sac: gradient_step returned NoneType, not the terms of minimize"),
+    ],
+)
+def test_a_wrong_update_is_one_line(case: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = build(SAC)
+    monkeypatch.setattr(learner, "gradient_step", lambda batch, variant: step_wrongly(learner, case))
+    with pytest.raises(ConfigError) as caught:
+        learner.update(random_batch(), global_step=0)
+    assert str(caught.value) == message
 
 
 @pytest.mark.parametrize("regime", ["online", "offline", "offline_to_online"])
