@@ -376,6 +376,8 @@ def test_functions_without_a_name_are_kept_apart() -> None:
     bind_name(names[0], one, NETWORK)
     with pytest.raises(ConfigError, match="is another function"):
         bind_name(names[0], other, NETWORK)
+    with pytest.raises(ConfigError, match=rf"^{NETWORK}: the run has {__name__}:Listed, got {__name__}:Scaled$"):
+        bind_name(name_of(Listed, NETWORK), Scaled, NETWORK)
     widths = [build_network(5, (6,), 3, network=name).module.embed.out_features for name in names[:2]]
     assert widths == [4, 5]
 
