@@ -777,6 +777,7 @@ def test_prune_keeps_the_best_policy_alone(copied: Path) -> None:
     assert result.stdout.splitlines()[-1] == f"freed {human_bytes(before)}"
     assert (list((copied / "checkpoints").iterdir()), disk(copied / "best")) == ([], best)
     assert "mean return" in succeed("evaluate", copied / "best", "--episodes", 1)
+    fails(run("evaluate", copied), 3, f"no valid checkpoint; its best policy is in {copied / 'best'}")
     record = (copied / "run.json").read_text()
     fails(run("resume", copied), 2, "but its checkpoints were deleted; --init-from")
     assert (copied / "run.json").read_text() == record
