@@ -956,9 +956,10 @@ def assert_saved_and_told(printed: str) -> None:
     folder = next(Path("runs").iterdir())
     last = printed.splitlines()[-1]
     assert last.endswith(f"go on with: {shlex.join(COMMAND)} resume {folder}")
-    assert re.match(r"interrupted at step \d+; ", last)
+    assert (step := re.match(r"interrupted at step (\d+); ", last))
     assert "error:" not in printed
-    assert json.loads((folder / "run.json").read_text())["status"] == "interrupted"
+    record = json.loads((folder / "run.json").read_text())
+    assert (record["status"], record["ended_at"]) == ("interrupted", int(step[1]))
 
 
 def test_a_signal_ends_a_forked_run_after_saving_it(tiny: Path) -> None:

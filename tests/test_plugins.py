@@ -257,6 +257,11 @@ def test_an_installed_package_cannot_replace_an_algorithm(monkeypatch: pytest.Mo
     install(monkeypatch, ("dqn", "plugged:Mine"))
     assert registry.get_algorithm_spec("dqn").learner is DQN
     assert registry.installed_names() == []
+    told = CliRunner().invoke(cli.main, ["algos"]).stderr
+    assert told == "warning: algo: plugged:Mine is ignored: 'dqn' is an algorithm of this package\n"
+    with pytest.raises(ConfigError) as caught:
+        registry.algorithm_name("nothing")
+    assert str(caught.value).count("dqn") == 1
 
 
 def test_module_and_class_need_permission(module: str, tmp_path: Path) -> None:
