@@ -172,7 +172,7 @@ def step_wrongly(learner: Learner, case: str) -> Any:
     [
         ("key", "sac: no optimiser 'critic'; optimisers: critics, actor"),
         ("shape", "sac: the loss of critics has shape [2, 4], not []"),
-        ("terms", "sac: gradient_step returned NoneType, not the terms of minimize"),
+        ("terms", "sac: gradient_step must return terms, got NoneType"),
     ],
 )
 def test_a_wrong_update_is_one_line(case: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,5 +65,5 @@ def require_scalar(learner: Learner, names: Iterable[str], loss: torch.Tensor) -
 def require_terms(learner: Learner, terms: Any) -> Terms:
     """What `gradient_step` returned; raises if that is not a dictionary."""
     if not isinstance(terms, dict):
-        raise ConfigError(f"{learner.name}: gradient_step returned {type(terms).__name__}, not the terms of minimize")
+        raise ConfigError(f"{learner.name}: gradient_step must return terms, got {type(terms).__name__}")
     return terms
