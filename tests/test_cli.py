@@ -778,6 +778,7 @@ def test_prune_keeps_the_best_policy_alone(copied: Path) -> None:
     assert result.stdout.splitlines()[-1] == f"freed {human_bytes(before)}"
     assert (list((copied / "checkpoints").iterdir()), disk(copied / "best")) == ([], best)
     assert "mean return" in succeed("evaluate", copied / "best", "--episodes", 1)
+    fails(run("evaluate", copied), 3, f"no valid checkpoint; its best policy is in {copied / 'best'}")
     record = (copied / "run.json").read_text()
     fails(run("resume", copied), 2, "but its checkpoints were deleted; --init-from")
     assert (copied / "run.json").read_text() == record
@@ -956,9 +957,10 @@ def assert_saved_and_told(printed: str) -> None:
     folder = next(Path("runs").iterdir())
     last = printed.splitlines()[-1]
     assert last.endswith(f"go on with: {shlex.join(COMMAND)} resume {folder}")
-    assert re.match(r"interrupted at step \d+; ", last)
+    assert (step := re.match(r"interrupted at step (\d+); ", last))
     assert "error:" not in printed
-    assert json.loads((folder / "run.json").read_text())["status"] == "interrupted"
+    record = json.loads((folder / "run.json").read_text())
+    assert (record["status"], record["ended_at"]) == ("interrupted", int(step[1]))
 
 
 def test_a_signal_ends_a_forked_run_after_saving_it(tiny: Path) -> None:

@@ -95,6 +95,12 @@ def test_filters_and_order(wanted: dict[str, Any], kept: list[str], folder: Path
     assert names(runs(folder, **wanted)) == kept
 
 
+@pytest.mark.parametrize(("status", "step"), [("interrupted", 496), ("failed", 496), ("running", 200)])
+def test_a_run_that_ended_after_its_last_row(status: str, step: int, tmp_path: Path) -> None:
+    write_run(tmp_path / "a", [1.0, 2.0], status=status, ended_at=496)
+    assert [run.step for run in runs(tmp_path).runs] == [step]
+
+
 def test_what_cannot_be_read_is_there_unless_it_is_asked_what_it_cannot_tell(folder: Path) -> None:
     assert len(runs(folder, status="broken").unread) == 2
     assert names(runs(folder, status="broken")) == []

@@ -231,6 +231,11 @@ class Unused(Residual):
         self.spare = nn.Linear(2, 2)
 
 
+class Wide(Residual):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).double()
+
+
 class Typed(Residual):
     def __init__(self, *shape: Any) -> None:
         super().__init__(*shape)
@@ -269,6 +274,7 @@ WRONG: dict[str, tuple[Callable[..., Any], str]] = {
     "rows": (Averaged, r"computes another output for the same row"),
     "branch": (Branching, r"cannot be computed for several networks at once: RuntimeError: .*data-dependent"),
     "unused": (Unused, r"has a parameter spare.weight that does not affect its output; remove it$"),
+    "output dtype": (Wide, r"maps a torch.float32 input to torch.float64; all must be float32$"),
     "dtype": (Typed, r"has a tensor index of torch.int64; all must be float32$"),
 }
 
@@ -370,6 +376,8 @@ def test_functions_without_a_name_are_kept_apart() -> None:
     bind_name(names[0], one, NETWORK)
     with pytest.raises(ConfigError, match="is another function"):
         bind_name(names[0], other, NETWORK)
+    with pytest.raises(ConfigError, match=rf"^{NETWORK}: the run has {__name__}:Listed, got {__name__}:Scaled$"):
+        bind_name(name_of(Listed, NETWORK), Scaled, NETWORK)
     widths = [build_network(5, (6,), 3, network=name).module.embed.out_features for name in names[:2]]
     assert widths == [4, 5]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import rl_training
@@ -20,6 +21,7 @@ from rl_training.errors import ConfigError
 from rl_training.experiment import plugins, registry
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.runtime.loading import load_policy, open_checkpoint
+from tests.helpers import build, random_batch
 
 SMALL = {"learning_starts": 20, "batch_size": 8, "hidden_sizes": [8], "eval_episodes": 0, "checkpoint_interval": 30}
 SET = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
@@ -157,6 +159,30 @@ def test_a_wrong_registration_is_one_line(learner: Any, options: dict[str, Any],
     assert registry.get_algorithm_spec("mine").learner is Mine
 
 
+def step_wrongly(learner: Learner, case: str) -> Any:
+    def loss() -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        value = torch.stack([parameter.mean() for parameter in learner.model.critics.parameters()]).sum()
+        return value.expand(2, 4) if case == "shape" else value, {}
+
+    learner.minimize((), {"critic" if case == "key" else "critics": loss})
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("key", "sac: no optimiser 'critic'; optimisers: critics, actor"),
+        ("shape", "sac: the loss of critics has shape [2, 4], not []"),
+        ("terms", "sac: gradient_step must return terms, got NoneType"),
+    ],
+)
+def test_a_wrong_update_is_one_line(case: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = build(SAC)
+    monkeypatch.setattr(learner, "gradient_step", lambda batch, variant: step_wrongly(learner, case))
+    with pytest.raises(ConfigError) as caught:
+        learner.update(random_batch(), global_step=0)
+    assert str(caught.value) == message
+
+
 @pytest.mark.parametrize("regime", ["online", "offline", "offline_to_online"])
 def test_each_regime_has_its_name(regime: str) -> None:
     rl_training.register(Mine, regime=regime)
@@ -178,6 +204,21 @@ def test_an_installed_algorithm_is_found_by_its_name(
     [run] = Path("runs").iterdir()
     forget()
     assert len(json.loads(done("predict", run, "--obs", "1.0,0.0,0.0"))) == 1
+
+
+@pytest.mark.parametrize("network", ["tower", "'plugged:tower'"])
+def test_an_installed_algorithm_has_a_network_without_permission(
+    module: str, network: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "import rl_training\nfrom torch.nn import Linear\n\ndef tower(i, o, h):\n    return Linear(i, o)\n"
+    Path("plugged.py").write_text(f"{MODULE}{text}rl_training.register(Mine, network={network})\n")
+    install(monkeypatch, ("mine", "plugged:Mine"))
+    monkeypatch.syspath_prepend(Path.cwd())
+    train("mine")
+    [run] = Path("runs").iterdir()
+    forget()
+    done("predict", run, "--obs", "1.0,0.0,0.0")
+    assert rl_training.load(run).config.algo_kwargs["network"] == "plugged:tower"
 
 
 @pytest.mark.parametrize(
@@ -216,6 +257,11 @@ def test_an_installed_package_cannot_replace_an_algorithm(monkeypatch: pytest.Mo
     install(monkeypatch, ("dqn", "plugged:Mine"))
     assert registry.get_algorithm_spec("dqn").learner is DQN
     assert registry.installed_names() == []
+    told = CliRunner().invoke(cli.main, ["algos"]).stderr
+    assert told == "warning: algo: plugged:Mine is ignored: 'dqn' is an algorithm of this package\n"
+    with pytest.raises(ConfigError) as caught:
+        registry.algorithm_name("nothing")
+    assert str(caught.value).count("dqn") == 1
 
 
 def test_module_and_class_need_permission(module: str, tmp_path: Path) -> None:

@@ -82,14 +82,18 @@ def is_importable(thing: Any) -> bool:
     return found is thing
 
 
+def _module_and_name(thing: Any) -> tuple[str, str]:
+    module = getattr(thing, "__module__", None) or "python"
+    return module, getattr(thing, "__qualname__", f"<{type(thing).__name__}>")
+
+
 def name_of(thing: Any, key: str) -> str:
     """The name under which `find_permitted` returns `thing`, a class or function passed in Python as setting `key`.
 
     It is `module:Name`, or `module:<Name>` if another process cannot import it. A class or function that is defined
     again, as in a notebook, replaces the first; those without a name, such as lambdas, are kept apart.
     """
-    module = getattr(thing, "__module__", None) or "python"
-    name = getattr(thing, "__qualname__", f"<{type(thing).__name__}>")
+    module, name = _module_and_name(thing)
     if module not in ("__main__", "__mp_main__") and is_importable(thing):
         place = f"{module}:{name}"
     else:
@@ -103,9 +107,10 @@ def name_of(thing: Any, key: str) -> str:
 def bind_name(place: str, thing: Any, key: str) -> None:
     """Let `find_permitted` return `thing` for a name in the records of a run."""
     if _names_another(place, thing, key):
-        raise ConfigError(
-            f"{key}: {place!r} is another function in this process; define each in a module, under a name", key=key
-        )
+        problem = f"{place!r} is another function in this process; define each in a module, under a name"
+        if "<" not in place:
+            problem = f"the run has {place}, got {':'.join(_module_and_name(thing))}"
+        raise ConfigError(f"{key}: {problem}", key=key)
     _KNOWN[key, place] = thing
 
 

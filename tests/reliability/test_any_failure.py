@@ -70,7 +70,9 @@ def test_a_callback_that_raises(algo: str, failure: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("algo", REGIMES_IN_ONE)
-def test_an_update_that_raises(algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_update_that_raises(
+    algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Before any parameter moved: the state is whole and is saved; the step it happened in is not exact."""
     run_updates = Updater.run
 
@@ -87,6 +89,7 @@ def test_an_update_that_raises(algo: str, tmp_path: Path, monkeypatch: pytest.Mo
     [run] = tmp_path.iterdir()
     assert run_record(run)["status"] == "failed"
     assert run_record(run)["exact_resume"] is False
+    assert "warning: a resumed run will not be exact: RuntimeError was raised inside" in capfd.readouterr().err
     assert len(list_checkpoints(run / "checkpoints")) == 1
     assert resume(run).metrics["update_count"] >= 40
 

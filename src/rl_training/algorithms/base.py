@@ -25,7 +25,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rl_training.algorithms import optim
-from rl_training.algorithms.batch_checks import require_fit
+from rl_training.algorithms.batch_checks import require_fit, require_optimizers, require_scalar, require_terms
 from rl_training.algorithms.execution import Draws, Execution, by_rows
 from rl_training.algorithms.optim import ADAM_SETTINGS, Adam, Polyak
 from rl_training.data.extra_columns import Column
@@ -278,7 +278,8 @@ class Learner:
 
     def step(self, batch: TransitionBatch) -> None:
         """One update; also counts it and stores its terms."""
-        self.finish_steps(self.gradient_step(self.normalized(batch), self.variant(self.updates)), 1)
+        terms = self.gradient_step(self.normalized(batch), self.variant(self.updates))
+        self.finish_steps(require_terms(self, terms), 1)
 
     def finish_steps(self, terms: Terms, count: int) -> None:
         """Count the updates and store their terms; terms that are not given keep their last value."""
@@ -319,6 +320,7 @@ class Learner:
         """
         if self.execution.on_losses is not None:
             return self.execution.on_losses(inputs, objectives, tau)
+        require_optimizers(self, objectives)
         computed = self.execution.parallel(
             [partial(self._gradients, *one, inputs) for one in zip(names_of(objectives), objectives.values())]
         )
@@ -359,6 +361,7 @@ class Learner:
 
     def _gradients(self, names: tuple[str, ...], loss: Loss, inputs: tuple[Any, ...]) -> tuple[Gradients, Terms]:
         value, terms, *statistics = self.execution.prepared(loss)(*inputs)
+        require_scalar(self, names, value)
         parameters = [self.optimizers[name].parameters for name in names]
         flat = iter(torch.autograd.grad(value, list(chain(*parameters)), self._one))
         found = {name: list(islice(flat, len(own))) for name, own in zip(names, parameters)}

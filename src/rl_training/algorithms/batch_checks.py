@@ -1,8 +1,9 @@
-"""Checks of the batch that a caller passes to `Learner.update`."""
+"""Checks of the batch that a caller passes to `Learner.update`, and of what a learner's own code returns."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -10,7 +11,7 @@ from rl_training.data.transitions import TransitionBatch
 from rl_training.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rl_training.algorithms.base import Learner
+    from rl_training.algorithms.base import Learner, Terms
 
 # Rounding may put an action this far outside [-1, 1].
 _ACTION_SLACK = 1e-5
@@ -46,3 +47,23 @@ def require_fit(batch: TransitionBatch, learner: Learner) -> None:
         if not low <= lowest <= highest <= high:  # also if one of them is NaN
             wanted = f"0..{choices - 1}; number them from 0" if choices else "[-1, 1]; scale them by the bounds"
             raise ConfigError(f"batch: action {highest if highest > high else lowest:g} is outside {wanted}")
+
+
+def require_optimizers(learner: Learner, objectives: Iterable[str]) -> None:
+    """Raise if an objective names an optimiser that the learner does not have."""
+    for name in "+".join(objectives).split("+"):
+        if name not in learner.optimizers:
+            raise ConfigError(f"{learner.name}: no optimiser {name!r}; optimisers: {', '.join(learner.optimizers)}")
+
+
+def require_scalar(learner: Learner, names: Iterable[str], loss: torch.Tensor) -> None:
+    """Raise if the loss of the optimisers `names` is not a scalar."""
+    if loss.dim():
+        raise ConfigError(f"{learner.name}: the loss of {'+'.join(names)} has shape {list(loss.shape)}, not []")
+
+
+def require_terms(learner: Learner, terms: Any) -> Terms:
+    """What `gradient_step` returned; raises if that is not a dictionary."""
+    if not isinstance(terms, dict):
+        raise ConfigError(f"{learner.name}: gradient_step must return terms, got {type(terms).__name__}")
+    return terms

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import Learner, Objectives, Terms, names_of
+from rl_training.algorithms.batch_checks import require_optimizers, require_terms
 from rl_training.algorithms.execution import Execution, Kind
 
 
@@ -46,10 +47,11 @@ def trace_draws(learner: Learner, variant: Hashable, rows: Tensor, layout: Any) 
         return torch.zeros(shape, device=rows.device)
 
     def on_losses(inputs: tuple[Any, ...], objectives: Objectives, tau: Any) -> Terms:
+        require_optimizers(learner, objectives)
         found.phases.append(Phase(tuple(chain(*names_of(objectives))), tau))
         return {}
 
     template = copy.copy(learner)
     template.execution = Execution(draw=draw, on_losses=on_losses)
-    template.gradient_step(template.normalized(layout.unpack(rows)), variant)
+    require_terms(template, template.gradient_step(template.normalized(layout.unpack(rows)), variant))
     return found

@@ -89,7 +89,7 @@ def algorithm_name(name: str, plugin: str | None = None, *, allow_import: bool =
     if place is not None:
         found = plugins.import_learner(place, key, allow_import=allow_import)
         return _registered(found, getattr(found, "name", "") if place == key else key, place)
-    known += installed
+    known = list(dict.fromkeys((*known, *installed)))
     raise ConfigError(
         f"algo: unknown algorithm {name!r}{nearest(key, known)}; known: {', '.join(known)}", key="algo"
     )

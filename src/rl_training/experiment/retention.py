@@ -41,7 +41,9 @@ def latest_valid(parent: Path) -> tuple[Path, list[str]]:
         else:
             return path, warnings
     reason = f" ({warnings[0]})" if warnings else ""
-    raise CheckpointError(f"{parent}: no valid checkpoint{reason}")
+    best = parent.with_name("best")
+    hint = f"; its best policy is in {best}" if best != parent and list_checkpoints(best) else ""
+    raise CheckpointError(f"{parent}: no valid checkpoint{reason}{hint}")
 
 
 def find_checkpoint(path: Path, warn: Callable[[str], None] | None = None) -> Path:

@@ -53,7 +53,7 @@ def _known_kind(value: str) -> str:
 
 def find_factory(name: str, *, allow_import: bool = False) -> Callable[..., nn.Module]:
     """The user's `module:factory` of networks; `allow_import` permits to import it."""
-    again = "SAC(env, network=…) or rl_training.load(path, network=…)"
+    again = "Algorithm(env, network=…) or rl_training.load(path, network=…)"
     found: Callable[..., nn.Module] = find_permitted(name, NETWORK, allow_import=allow_import, again=again)
     if not callable(found):
         raise ConfigError(f"{NETWORK}: {name} is not a function or class", key=NETWORK)

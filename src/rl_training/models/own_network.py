@@ -81,6 +81,8 @@ class OwnEnsemble(EnsembleNetwork):
             if not isinstance(out, Tensor) or out.shape != wanted:
                 found = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
                 raise self._refused(f"maps an input {tuple(x.shape)} to {found}; needed: {wanted}")
+            if out.dtype != x.dtype:
+                raise self._refused(f"maps a {x.dtype} input to {out.dtype}; all must be float32")
             if not torch.equal(x, given):
                 raise self._refused("changes its input in place, as ReLU(inplace=True) does; networks must not")
             for name, buffer in module.named_buffers():

@@ -59,7 +59,7 @@ class Run:
     tags: tuple[str, ...]
     record: Mapping[str, Any] = field(repr=False)  # run.json
     curve: Curve = field(repr=False)
-    step: int  # step of the last row of its log
+    step: int  # step at which it ended; of a running one, that of the last row of its log
     updated: float | None  # Unix seconds of the last update of its files
     notes: tuple[str, ...] = ()  # problems found while reading
 
@@ -260,6 +260,7 @@ class _Reader:
             status = "interrupted"
         if source.failure is not None and status not in ("finished", "stopped", "diverged"):
             status, cause = "failed", source.failure.message
+        ended = record.get("ended_at") if record["status"] != "running" else None
         updates = [log.time, _timestamp(record.get("updated"))]
         return Run(
             place=printable(source.place),
@@ -276,7 +277,7 @@ class _Reader:
             tags=tags,
             record=record,
             curve=log.curve,
-            step=log.step,
+            step=max(log.step, ended if isinstance(ended, int) else 0),
             updated=max((time for time in updates if time is not None), default=None),
             notes=tuple(notes),
         )

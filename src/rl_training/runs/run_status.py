@@ -36,7 +36,7 @@ def status(session: Session) -> Iterator[None]:
     except ClaimLost:
         raise
     except TrainingInterrupted:
-        session.note_in_run(status="interrupted")
+        session.note_in_run(status="interrupted", ended_at=session.clock.ticks)
         raise
     except DivergedError as error:
         raise _diverged(session, error) from error

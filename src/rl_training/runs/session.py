@@ -310,7 +310,9 @@ class Session:
             self.say("warning: not saved: it failed in the middle of an update")
             return
         if self._in_step:
-            self.note_inexact([f"{what_failed} inside a step"])
+            problem = f"{what_failed} inside a step"
+            self.say(f"warning: a resumed run will not be exact: {problem}")
+            self._record_inexact([problem])
         self.save()
 
     @contextmanager

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import Learner, Terms
+from rl_training.algorithms.batch_checks import require_terms
 from rl_training.algorithms.capturing import capturing, known_warnings_ignored, streams
 from rl_training.algorithms.execution import Execution
 from rl_training.algorithms.optim import apply_lists
@@ -190,7 +191,7 @@ class Updater:
         return self.learner.normalized(self.source.layout.unpack(rows))
 
     def _update(self, inputs: Any, variant: Hashable) -> Terms:
-        return self.learner.gradient_step(inputs, variant)
+        return require_terms(self.learner, self.learner.gradient_step(inputs, variant))
 
     def _finish(self, terms: Terms, count: int) -> None:
         self.learner.finish_steps(terms, count)
