@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from benchmarks import report
 from benchmarks.evidence.judging import EPISODES
 from benchmarks.evidence.keeping import OVER, Kept, about_of, load, reading_of
+from benchmarks.evidence.naming import name_of, short_name
 from benchmarks.evidence.published import NOTE, STEPS, Published, published
 from benchmarks.report import UNKNOWN, Entry, Results, Sections
 from rl_training.display.text import number
@@ -24,17 +25,14 @@ from rl_training.report.rendering import rendered
 from rl_training.report.summary import Options, Result, Summary, summarise
 from rl_training.report.tables import text_of
 from rl_training.study.description import StudyFile
+from rl_training.study.plan import short
 
 STUDIES = report.ROOT / "benchmarks" / "studies"
 KEPT = report.RESULTS / "evidence"
 _INKS = {"light": "#1f2328", "dark": "#e6edf3"}
-_NAMES = {"td3_bc": "TD3+BC", "rebrac": "ReBRAC", "crossq": "CrossQ", "flash_sac": "FlashSAC", "cal_ql": "Cal-QL"}
-_BUDGET = re.compile(r"(?<=[( ])(?:total_timesteps|buffer_capacity)=[^,)]+(?:, |(?=\)))")  # a column has the steps
+_BUDGETS = ("total_timesteps", "buffer_capacity")  # a column has the steps
+_BUDGET = re.compile(rf"(?<=[( ])(?:{'|'.join(_BUDGETS)})=[^,)]+(?:, |(?=\)))")
 _PEERS = {"sb3": "Stable-Baselines3", "d3rlpy": "d3rlpy", "corl": "CORL"}
-
-
-def name_of(algo: str) -> str:
-    return _NAMES.get(algo, algo.upper())
 
 
 def summary_of(kept: Kept, *, judgements: bool, at: float | None = None) -> Summary:
@@ -323,22 +321,27 @@ def summary(studies: Iterable[Kept]) -> str:
 
     Settings that a study varies are on its own page, unless they are all there is of an algorithm on a task.
     """
-    found, over = [], []
+    found, over, varied = [], [], defaultdict[str, set[str]](set)
     for kept in studies:
         over += _over(kept)
         results = summary_of(kept, judgements=True)
         for result in results.results.values():
             run = results.groups.cell(result.method, result.task).runs[0]
             found.append((kept, result, run))
+            varied[run.algo] |= {key for key in results.groups.changes[result.method] if short(key) not in _BUDGETS}
     plain = {(result.task, run.algo) for _, result, run in found if result.method == name_of(run.algo)}
     rows = [
-        (_regime(run), result.task, result.method, _summary_line(kept, result, run))
+        (_regime(run), _summary_line(kept, result, run, short_name(run, varied[run.algo])))
         for kept, result, run in found
         if result.method == name_of(run.algo) or (result.task, run.algo) not in plain
     ]
-    header = ["task", "algorithm", "steps", "seeds", "IQM [95 %]", "data", "best peer", "published", "study"]
-    lines = [line for *_, line in sorted(rows, key=lambda row: row[:3])]
-    return f"{report.table(header, lines)}\n\n{NOTE}\n\n{_cost(over)}" if lines else ""
+    if not rows:
+        return ""
+    header = ["task", "algorithm", "IQM [95 %]", "seeds", "steps", "data", "best peer", "published", "study"]
+    lines = [header, *(line for _, line in sorted(rows, key=lambda row: (row[0], *row[1][:2])))]
+    columns = [column for column in zip(*lines) if any(column[1:])]
+    header, *lines = (list(line) for line in zip(*columns))
+    return f"{report.table(header, lines)}\n\n{NOTE}\n\n{_cost(over)}"
 
 
 def _regime(run: Run) -> int:
@@ -348,11 +351,11 @@ def _regime(run: Run) -> int:
     return 1 if is_offline(run) else 2 if run.dataset or run.settings.get("init_from") else 0
 
 
-def _summary_line(kept: Kept, result: Result, run: Run) -> list[str]:
+def _summary_line(kept: Kept, result: Result, run: Run, name: str) -> list[str]:
     data = kept["data"].get(run.dataset["name"]) if is_offline(run) else None
     others = [one for one in published(run.env_id, result.step) if one.algo == run.algo and not run.dataset]
     told = [f"{_published_return(one)}{_compared(one, result)}" for one in others]
-    return [result.task, result.method, f"{result.step:,.0f}", str(result.seeds), text_of(result.chosen),
+    return [result.task, name, text_of(result.chosen), str(result.seeds), f"{result.step:,.0f}",
             "" if data is None else number(data["mean"]), _best_peer(run, result.step), "".join(told),
             f"[{kept['study']}](results/{kept['study']}.md)"]  # fmt: skip
 
