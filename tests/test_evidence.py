@@ -158,7 +158,7 @@ def test_a_study_goes_on_is_judged_packed_and_rendered(
     assert "abc, def |" in page
     text = (repository / "docs" / "results.md").read_text()
     assert text.startswith("# Results\n\n<!-- begin evidence-summary -->\n| task | algorithm |")
-    assert "| Pendulum-v1 | SAC | 1,000 | 2 | " in text
+    assert re.search(r"\| Pendulum-v1 \| SAC \| [^|]+ \| 2 \| 1,000 \|", text)
     assert "| [swing](results/swing.md) |" in text
     assert "<!-- end evidence-summary -->\n\nkept\n" in text
     assert "Not finished" not in text
@@ -404,7 +404,7 @@ def test_the_summary_names_settings_that_differ_from_the_packaged_configuration(
     settings = [kept["settings"][0] | usual, kept["settings"][0] | usual | {"algo_kwargs.learning_rate": 1e-3}]
     text = rendering.summary([kept | {"runs": kept["runs"] | others, "settings": settings}])
     assert "| HalfCheetah-v4 | SAC | 5,050" in text
-    assert "| HalfCheetah-v4 | SAC, lr 1e-3 | 5,050" in text
+    assert "| HalfCheetah-v4 | SAC, lr 0.001 | 5,050" in text
     assert "learning_starts" not in text
     assert text.startswith("| task | algorithm | IQM [95 %] | seeds | steps | published | study |")
 

@@ -6,8 +6,6 @@ from collections.abc import Collection, Mapping
 from functools import cache
 from typing import Any
 
-import numpy as np
-
 from rl_training.experiment.config import load_config, packaged_configs
 from rl_training.experiment.registry import resolve
 from rl_training.report.reading import Run
@@ -22,7 +20,7 @@ _WORDS = {
     "policy_distribution=tanh": "tanh",
     "policy_distribution=gaussian": "gaussian",
 }
-_KEYS = {"learning_rate": "lr", "learning_starts": "updates from step"}
+_KEYS = {"learning_rate": "lr", "learning_starts": "updates from"}
 
 
 def name_of(algo: str) -> str:
@@ -38,12 +36,7 @@ def short_name(run: Run, varied: Collection[str]) -> str:
 
 
 def _words(key: str, value: Any) -> str:
-    text = str(value)
-    if type(value) is int:
-        text = f"{value:,}"
-    elif isinstance(value, float):
-        small = 0 < abs(value) < 0.01
-        text = np.format_float_scientific(value, trim="-", exp_digits=1) if small else f"{value:g}"
+    text = f"{value:,}" if type(value) is int else f"{value:g}" if isinstance(value, float) else str(value)
     return _WORDS.get(f"{key}={value}", f"{_KEYS.get(key, key)} {text}")
 
 

@@ -13,8 +13,9 @@ from benchmarks import report
 from benchmarks.evidence.judging import EPISODES
 from benchmarks.evidence.keeping import OVER, Kept, about_of, load, reading_of
 from benchmarks.evidence.naming import name_of, short_name
+from benchmarks.evidence.peers import best_peer, peers_of
 from benchmarks.evidence.published import NOTE, STEPS, Published, published
-from benchmarks.report import UNKNOWN, Entry, Results, Sections
+from benchmarks.report import UNKNOWN, Sections
 from rl_training.display.text import number
 from rl_training.experiment.strict_yaml import parse_yaml
 from rl_training.report import figures
@@ -32,7 +33,6 @@ KEPT = report.RESULTS / "evidence"
 _INKS = {"light": "#1f2328", "dark": "#e6edf3"}
 _BUDGETS = ("total_timesteps", "buffer_capacity")  # a column has the steps
 _BUDGET = re.compile(rf"(?<=[( ])(?:{'|'.join(_BUDGETS)})=[^,)]+(?:, |(?=\)))")
-_PEERS = {"sb3": "Stable-Baselines3", "d3rlpy": "d3rlpy", "corl": "CORL"}
 
 
 def summary_of(kept: Kept, *, judgements: bool, at: float | None = None) -> Summary:
@@ -202,7 +202,7 @@ def _beside(kept: Kept, run: Run, steps: set[float]) -> Iterator[list[str]]:
         for budget in sorted(steps):
             for one in (one for one in published(run.env_id, budget) if one.algo in _algos(kept)):
                 yield [_published_name(one), str(one.seeds), f"{budget:,.0f}", "", _published_return(one)]
-    for (library, algo), entries in _peers(run).items():
+    for (library, algo), entries in peers_of(run).items():
         values = [entry["final"]["eval_return_mean"] for entry in entries]
         seeds = ranges(entry["seed"] for entry in entries)
         budget = " / ".join(sorted({f"{entry['steps']:,}" for entry in entries}))
@@ -220,19 +220,6 @@ def _published_name(one: Published) -> str:
 
 def _published_return(one: Published) -> str:
     return f"{one.mean:,.0f} ± {one.std:,.0f}"
-
-
-def _peers(run: Run) -> dict[tuple[str, str], list[Entry]]:
-    """Runs of other libraries in the same environment on data of the same fingerprint."""
-    found: dict[tuple[str, str], list[Entry]] = {}
-    data = run.dataset.get("fingerprint") if is_offline(run) else None
-    for program in ("learning", "offline", "peers"):
-        for entry in Results(program).load().values():
-            library = _PEERS.get(entry.get("library", ""))
-            same_data = entry.get("fingerprint") == data and (bool(data) or "file" not in entry)
-            if library is not None and entry["env"] == run.env_id and same_data:
-                found.setdefault((library, entry["algo"]), []).append(entry)
-    return found
 
 
 def _on_the_way(kept: Kept) -> list[str]:
@@ -356,7 +343,7 @@ def _summary_line(kept: Kept, result: Result, run: Run, name: str) -> list[str]:
     others = [one for one in published(run.env_id, result.step) if one.algo == run.algo and not run.dataset]
     told = [f"{_published_return(one)}{_compared(one, result)}" for one in others]
     return [result.task, name, text_of(result.chosen), str(result.seeds), f"{result.step:,.0f}",
-            "" if data is None else number(data["mean"]), _best_peer(run, result.step), "".join(told),
+            "" if data is None else number(data["mean"]), best_peer(run, result.step), "".join(told),
             f"[{kept['study']}](results/{kept['study']}.md)"]  # fmt: skip
 
 
@@ -366,20 +353,6 @@ def _compared(one: Published, result: Result) -> str:
     if low is None or low <= one.mean <= high:
         return ""
     return ", above our interval" if one.mean > high else ", below our interval"
-
-
-def _best_peer(run: Run, step: float) -> str:
-    """The peer with the best mean return by the same algorithm after as many steps; empty if there is none."""
-    peers = {
-        library: [entry["final"]["eval_return_mean"] for entry in entries if entry["steps"] == step]
-        for (library, algo), entries in _peers(run).items()
-        if algo == run.algo
-    }
-    means = {library: statistics.fmean(values) for library, values in peers.items() if values}
-    if not means:
-        return ""
-    best = max(means, key=lambda library: means[library])
-    return f"{best} {report.spread(peers[best])} ({len(peers[best])} seeds)"
 
 
 def _cost(over: Sequence[Mapping[str, Any]]) -> str:
