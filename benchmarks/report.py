@@ -211,7 +211,7 @@ def returns(values: Sequence[float]) -> str:
 def spread(values: Sequence[float]) -> str:
     """Mean and, for several values, the standard deviation over them."""
     mean = statistics.fmean(values)
-    return f"{mean:.0f}" if len(values) < 2 else f"{mean:.0f} ± {statistics.stdev(values):.0f}"
+    return f"{mean:,.0f}" if len(values) < 2 else f"{mean:,.0f} ± {statistics.stdev(values):,.0f}"
 
 
 def origins(entries: Iterable[Entry]) -> str:

@@ -105,7 +105,8 @@ def preset_rows(spec: AlgorithmSpec) -> list[str]:
         f"| {' '.join(name for name, _ in group)} | {group[0][1] if len(group) == 1 else general} |"
         for general, group in groups.items()
     ]
-    return ["| configuration | values |", "|---|---|", *rows, "", *sources]
+    lines = ["| configuration | values |", "|---|---|", *rows, "", *sources]
+    return [line.replace("docs/results.md", "[Results](../results.md)") for line in lines]
 
 
 def setting_tables(spec: AlgorithmSpec) -> list[tuple[str, list[str]]]:

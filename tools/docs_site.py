@@ -30,7 +30,7 @@ LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
 PICTURE = re.compile(r'\b(src|srcset)="(?:\.\./)?pictures/')
 # Corrections of MathML: without them the index of an accented letter would be below it, and log would touch its
 # neighbours.
-ACCENTED = re.compile(r"(\\(?:bar|tilde|hat) ?(?:\\[a-z]+|\w))(?=[_^])")
+ACCENTED = re.compile(r"(\\(?:tilde|hat) ?(?:\\[a-z]+|\w))(?=[_^])")
 LOG_OF = re.compile(r"\\log\s+")
 # Types that the reference shows by these names.
 ALIASES: dict[str, tuple[Any, ...]] = {
@@ -121,7 +121,7 @@ def draw(writer: Any, formula: nodes.Element, tag: str) -> None:
     text = formula.astext()
     try:
         spaced = LOG_OF.sub(r"\\,\\log\\,", ACCENTED.sub(r"{\1{}}", text))
-        drawn = latex2mathml.tex2mathml(spaced, as_block=tag == "div")
+        drawn = latex2mathml.tex2mathml(spaced, as_block=tag == "div").replace(">'<", ">′<")
     except Exception as error:
         LOG.warning("formula %r: %s", text, error, location=formula)
         drawn = writer.encode(text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,10 @@ from typing import Any
 from benchmarks import report
 from benchmarks.evidence.judging import EPISODES
 from benchmarks.evidence.keeping import OVER, Kept, about_of, load, reading_of
+from benchmarks.evidence.naming import name_of, short_name
+from benchmarks.evidence.peers import best_peer, peers_of
 from benchmarks.evidence.published import NOTE, STEPS, Published, published
-from benchmarks.report import UNKNOWN, Entry, Results, Sections
+from benchmarks.report import UNKNOWN, Sections
 from rl_training.display.text import number
 from rl_training.experiment.strict_yaml import parse_yaml
 from rl_training.report import figures
@@ -24,17 +26,13 @@ from rl_training.report.rendering import rendered
 from rl_training.report.summary import Options, Result, Summary, summarise
 from rl_training.report.tables import text_of
 from rl_training.study.description import StudyFile
+from rl_training.study.plan import short
 
 STUDIES = report.ROOT / "benchmarks" / "studies"
 KEPT = report.RESULTS / "evidence"
 _INKS = {"light": "#1f2328", "dark": "#e6edf3"}
-_NAMES = {"td3_bc": "TD3+BC", "rebrac": "ReBRAC", "crossq": "CrossQ", "flash_sac": "FlashSAC", "cal_ql": "Cal-QL"}
-_BUDGET = re.compile(r"(?<=[( ])(?:total_timesteps|buffer_capacity)=[^,)]+(?:, |(?=\)))")  # a column has the steps
-_PEERS = {"sb3": "Stable-Baselines3", "d3rlpy": "d3rlpy", "corl": "CORL"}
-
-
-def name_of(algo: str) -> str:
-    return _NAMES.get(algo, algo.upper())
+_BUDGETS = ("total_timesteps", "buffer_capacity")  # a column has the steps
+_BUDGET = re.compile(rf"(?<=[( ])(?:{'|'.join(_BUDGETS)})=[^,)]+(?:, |(?=\)))")
 
 
 def summary_of(kept: Kept, *, judgements: bool, at: float | None = None) -> Summary:
@@ -204,7 +202,7 @@ def _beside(kept: Kept, run: Run, steps: set[float]) -> Iterator[list[str]]:
         for budget in sorted(steps):
             for one in (one for one in published(run.env_id, budget) if one.algo in _algos(kept)):
                 yield [_published_name(one), str(one.seeds), f"{budget:,.0f}", "", _published_return(one)]
-    for (library, algo), entries in _peers(run).items():
+    for (library, algo), entries in peers_of(run).items():
         values = [entry["final"]["eval_return_mean"] for entry in entries]
         seeds = ranges(entry["seed"] for entry in entries)
         budget = " / ".join(sorted({f"{entry['steps']:,}" for entry in entries}))
@@ -222,19 +220,6 @@ def _published_name(one: Published) -> str:
 
 def _published_return(one: Published) -> str:
     return f"{one.mean:,.0f} ± {one.std:,.0f}"
-
-
-def _peers(run: Run) -> dict[tuple[str, str], list[Entry]]:
-    """Runs of other libraries in the same environment on data of the same fingerprint."""
-    found: dict[tuple[str, str], list[Entry]] = {}
-    data = run.dataset.get("fingerprint") if is_offline(run) else None
-    for program in ("learning", "offline", "peers"):
-        for entry in Results(program).load().values():
-            library = _PEERS.get(entry.get("library", ""))
-            same_data = entry.get("fingerprint") == data and (bool(data) or "file" not in entry)
-            if library is not None and entry["env"] == run.env_id and same_data:
-                found.setdefault((library, entry["algo"]), []).append(entry)
-    return found
 
 
 def _on_the_way(kept: Kept) -> list[str]:
@@ -323,22 +308,27 @@ def summary(studies: Iterable[Kept]) -> str:
 
     Settings that a study varies are on its own page, unless they are all there is of an algorithm on a task.
     """
-    found, over = [], []
+    found, over, varied = [], [], defaultdict[str, set[str]](set)
     for kept in studies:
         over += _over(kept)
         results = summary_of(kept, judgements=True)
         for result in results.results.values():
             run = results.groups.cell(result.method, result.task).runs[0]
             found.append((kept, result, run))
+            varied[run.algo] |= {key for key in results.groups.changes[result.method] if short(key) not in _BUDGETS}
     plain = {(result.task, run.algo) for _, result, run in found if result.method == name_of(run.algo)}
     rows = [
-        (_regime(run), result.task, result.method, _summary_line(kept, result, run))
+        (_regime(run), _summary_line(kept, result, run, short_name(run, varied[run.algo])))
         for kept, result, run in found
         if result.method == name_of(run.algo) or (result.task, run.algo) not in plain
     ]
-    header = ["task", "algorithm", "steps", "seeds", "IQM [95 %]", "data", "best peer", "published", "study"]
-    lines = [line for *_, line in sorted(rows, key=lambda row: row[:3])]
-    return f"{report.table(header, lines)}\n\n{NOTE}\n\n{_cost(over)}" if lines else ""
+    if not rows:
+        return ""
+    header = ["task", "algorithm", "IQM [95 %]", "seeds", "steps", "data", "best peer", "published", "study"]
+    lines = [header, *(line for _, line in sorted(rows, key=lambda row: (row[0], *row[1][:2])))]
+    columns = [column for column in zip(*lines) if any(column[1:])]
+    header, *lines = (list(line) for line in zip(*columns))
+    return f"{report.table(header, lines)}\n\n{NOTE}\n\n{_cost(over)}"
 
 
 def _regime(run: Run) -> int:
@@ -348,12 +338,12 @@ def _regime(run: Run) -> int:
     return 1 if is_offline(run) else 2 if run.dataset or run.settings.get("init_from") else 0
 
 
-def _summary_line(kept: Kept, result: Result, run: Run) -> list[str]:
+def _summary_line(kept: Kept, result: Result, run: Run, name: str) -> list[str]:
     data = kept["data"].get(run.dataset["name"]) if is_offline(run) else None
     others = [one for one in published(run.env_id, result.step) if one.algo == run.algo and not run.dataset]
     told = [f"{_published_return(one)}{_compared(one, result)}" for one in others]
-    return [result.task, result.method, f"{result.step:,.0f}", str(result.seeds), text_of(result.chosen),
-            "" if data is None else number(data["mean"]), _best_peer(run, result.step), "".join(told),
+    return [result.task, name, text_of(result.chosen), str(result.seeds), f"{result.step:,.0f}",
+            "" if data is None else number(data["mean"]), best_peer(run, result.step), "".join(told),
             f"[{kept['study']}](results/{kept['study']}.md)"]  # fmt: skip
 
 
@@ -363,20 +353,6 @@ def _compared(one: Published, result: Result) -> str:
     if low is None or low <= one.mean <= high:
         return ""
     return ", above our interval" if one.mean > high else ", below our interval"
-
-
-def _best_peer(run: Run, step: float) -> str:
-    """The peer with the best mean return by the same algorithm after as many steps; empty if there is none."""
-    peers = {
-        library: [entry["final"]["eval_return_mean"] for entry in entries if entry["steps"] == step]
-        for (library, algo), entries in _peers(run).items()
-        if algo == run.algo
-    }
-    means = {library: statistics.fmean(values) for library, values in peers.items() if values}
-    if not means:
-        return ""
-    best = max(means, key=lambda library: means[library])
-    return f"{best} {report.spread(peers[best])} ({len(peers[best])} seeds)"
 
 
 def _cost(over: Sequence[Mapping[str, Any]]) -> str:
