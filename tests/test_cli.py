@@ -440,7 +440,7 @@ def test_init_from_starts_from_other_networks(tiny: Path, trained: tuple[Path, R
     resolved = yaml.safe_load(next(Path("runs").glob("*/config.resolved.yaml")).read_text())
     assert resolved["init_from"] == str(trained[0])
     result = run("train", "--config", tiny, "--init-from", trained[0], "--set", "algo_kwargs.hidden_sizes=[9]")
-    fails(result, 2, "init_from", "does not fit")
+    fails(result, 2, "init_from", "does not fit", "hidden_sizes [8, 8] there and [9] here")
 
 
 # Bad input: exit code, one line, nothing written.
