@@ -56,7 +56,8 @@ def require_known(managed: str, settings: Mapping[str, Any], known: Collection[s
 def _takes(env: Any, name: str) -> bool:
     """Whether the constructor of an environment (an id, a class or a function) has an argument `name`."""
     try:
-        make = gym.envs.registration.load_env_creator(gym.spec(env).entry_point) if isinstance(env, str) else env
+        make: Any = gym.spec(env).entry_point if isinstance(env, str) else env
+        make = gym.envs.registration.load_env_creator(make) if isinstance(make, str) else make
         return name in inspect.signature(make).parameters
     except Exception:  # not an environment: this is reported elsewhere
         return False
