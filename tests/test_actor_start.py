@@ -150,6 +150,18 @@ def test_a_policy_without_critics_is_kept_at_first(
     assert f"{init_from.ACTOR_STARTS:,}" in str(described)
 
 
+@pytest.mark.parametrize(("algo", "updates"), [("sac", 41), ("rlpd", 71)])
+def test_a_run_that_ends_before_the_actor_starts_warns(
+    algo: str, updates: int, cloned: dict[bool, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for value in (updates - 1, updates):
+        assert not caplog.messages
+        built(tiny(algo, tmp_path, kwargs={"actor_starts": value}, init_from=cloned[True]))
+    assert caplog.messages == [
+        f"this run ends before the policy changes: {updates} updates, actor_starts {updates}"
+    ]
+
+
 def test_the_setting_decides_if_it_is_given(cloned: dict[bool, Path], tmp_path: Path) -> None:
     for value in (0, 7):
         regime = built(tiny("sac", tmp_path, kwargs={"actor_starts": value}, init_from=cloned[True]))

@@ -11,6 +11,7 @@ import pytest
 
 import rl_training
 from rl_training import SAC, Callback, TransitionDataset
+from rl_training.runs.callbacks import as_callbacks
 from rl_training.runs.session import Session
 from tests.runs import (
     KillAt,
@@ -306,11 +307,24 @@ def test_what_was_logged_and_not_reported_survives(tmp_path: Path) -> None:
     assert logged(resumed.run_dir)[0]["custom/sevens"] == "35.0"
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_only_numbers_are_logged(value: float, tmp_path: Path) -> None:
+def test_a_misspelt_method_is_named_once() -> None:
+    class Misspelt(Callback):
+        def on_stp(self, session: Session) -> None: ...
+        def _on_step(self, session: Session) -> None: ...
+        def on_button(self, session: Session) -> None: ...
+
+    with pytest.warns(UserWarning, match="^callbacks: ") as caught:
+        as_callbacks([Misspelt(), Diary()])
+    hint = "; did you mean 'on_step'?"
+    words = [f"callbacks: a run does not call Misspelt.{name}{hint}" for name in ("_on_step", "on_stp")]
+    assert [str(one.message) for one in caught] == words
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "abc", None])
+def test_only_numbers_are_logged(value: Any, tmp_path: Path) -> None:
     class Wrong(Callback):
         def on_step(self, session: Session) -> None:
             session.log("x", value)
 
-    with pytest.raises(ValueError, match="must be a finite number"):
+    with pytest.raises(ValueError, match=r"^session\.log\('x', …\): must be a finite number, got"):
         train(tiny("bc", tmp_path), [Wrong()])

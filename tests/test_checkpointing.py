@@ -457,6 +457,8 @@ def test_foreign_things_are_refused_in_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
         with pytest.raises(CheckpointError):
             read_checkpoint(find_checkpoint(tmp_path / name))
+    with pytest.raises(CheckpointError, match=r"this package; files of Stable-Baselines3 cannot be loaded$"):
+        find_checkpoint(tmp_path / "model.zip")
 
 
 def flip(path: Path) -> None:

@@ -356,8 +356,9 @@ def test_evaluate_samples_the_policy_on_request(trained: tuple[Path, Result]) ->
 
 
 def test_evaluate_in_another_environment(trained: tuple[Path, Result]) -> None:
-    shorter = succeed("evaluate", trained[0], "--episodes", 1, "--set", "env_kwargs.max_episode_steps=5")
-    assert rows(shorter)["mean length"].strip() == "5.0"
+    shorter = run("evaluate", trained[0], "--episodes", 1, "--set", "env_kwargs.max_episode_steps=5")
+    assert rows(shorter.stdout)["mean length"].strip() == "5.0"
+    assert shorter.stderr.splitlines()[1] == "env_kwargs: {'max_episode_steps': 5}"
     result = run("--quiet", "evaluate", trained[0], "--set", "env_id=CartPole-v1")
     fails(result, 2, "CartPole-v1 does not fit the policy (the environment has observations of 4 numbers and 2 ")
 
@@ -441,7 +442,7 @@ def test_init_from_starts_from_other_networks(tiny: Path, trained: tuple[Path, R
     resolved = yaml.safe_load(next(Path("runs").glob("*/config.resolved.yaml")).read_text())
     assert resolved["init_from"] == str(trained[0])
     result = run("train", "--config", tiny, "--init-from", trained[0], "--set", "algo_kwargs.hidden_sizes=[9]")
-    fails(result, 2, "init_from", "does not fit")
+    fails(result, 2, "init_from", "does not fit", "hidden_sizes [8, 8] there and [9] here")
 
 
 # Bad input: exit code, one line, nothing written.

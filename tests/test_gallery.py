@@ -176,6 +176,8 @@ def test_what_needs_more_than_a_policy_is_refused_in_one_line() -> None:
         rl_training.load("gallery/bc").predict_value([1.0, 0.0, 0.0])
     with pytest.raises(ConfigError, match="holds a policy only; resume the run folder, or use --init-from"):
         resume_training("gallery/sac")
+    with pytest.raises(ConfigError, match=r"holds a policy only; resume the run folder, or use init_from=$"):
+        model.resume(100)
 
 
 def test_a_run_starts_from_one(tmp_path: Path) -> None:

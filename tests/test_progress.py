@@ -17,7 +17,7 @@ from rl_training.display import progress as progress_module
 from rl_training.display.output import show_table
 from rl_training.display.progress import Pace, Progress
 from rl_training.display.text import duration, per_second
-from rl_training.runs import fleet, signals
+from rl_training.runs import fleet, signals, training
 from rl_training.runs.callbacks import Callback
 from rl_training.runs.session import Session, TrainResult
 from rl_training.runs.spec import RunOptions
@@ -409,6 +409,16 @@ def opening(capfd: pytest.CaptureFixture[str], lines: int = 2) -> list[str]:
 
 def resumed(path: Path, **changes: Any) -> TrainResult:
     return resume_training(path, changes=changes)
+
+
+def test_a_new_run_on_a_busy_machine_starts_with_the_note_of_the_doctor(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "busy_note", lambda: "a load of 8.4")
+    run = train(tiny("iql", tmp_path, eval_episodes=0), options=LOUD).run_dir
+    assert opening(capfd, 3)[1:] == [f"run folder: {run}", "a load of 8.4"]
+    resumed(run, total_timesteps=80)
+    assert "a load of 8.4" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

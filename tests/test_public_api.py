@@ -484,7 +484,6 @@ def test_env_processes_is_still_a_keyword() -> None:
         (SAC, "gradient_steps", "gradient_updates_per_step"),
         (SAC, "n_steps", "n_step"),
         (SAC, "tensorboard_log", "output_dir"),
-        (SAC, "verbose", "progress_bar of learn()"),
         (MANAGED["iql"], "iql_tau", "expectile"),
         (MANAGED["iql"], "weight_temp", "beta"),
     ],
@@ -494,6 +493,21 @@ def test_settings_of_other_libraries_are_answered_by_the_name_here(managed: Any,
         managed("Pendulum-v1", **{name: 1})
     with pytest.raises(ConfigError, match=rf"unknown key '{name}'; here it is '{re.escape(here)}'$"):
         managed("Pendulum-v1").config.with_overrides([f"{name}=1"], setting_names)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("verbose", 1, r"unknown setting 'verbose'; use learn\(progress_bar=…\) or rl-training --quiet$"),
+        ("policy", "MlpPolicy", "unknown setting 'policy'; leave it out: hidden_sizes and network set"),
+        ("use_sde", True, "unknown setting 'use_sde'; state-dependent exploration is not included$"),
+        ("learning_rate", lambda left: left, "^learning_rate must be a number; use learning_rate_schedule$"),
+        ("g", 3.0, r"unknown setting 'g'; pass env_kwargs=\{'g': …\}$"),
+    ],
+)
+def test_what_is_not_a_setting_here_is_answered_by_a_remedy(name: str, value: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SAC("Pendulum-v1", **{name: value})
 
 
 def test_a_setting_of_another_library_that_the_algorithm_lacks_is_named() -> None:
@@ -518,6 +532,12 @@ def test_habits_of_stable_baselines3_are_answered_in_one_line() -> None:
         TypeError, match=r"^learn\(\) has no argument 'log_interval'; it is a setting of the class$"
     ):
         model.learn(10, log_interval=4)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"^predict\(\) has no argument 'state'; policies here are not recurrent"):
+        model.predict([1.0, 0.0, 0.0], state=None)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"^evaluate\(\) has no argument 'n_eval_episodes'; use evaluate\(num_ep"):
+        model.evaluate(n_eval_episodes=3)  # type: ignore[call-arg]
+    with pytest.raises(AttributeError, match=r"'PPO'; it is not included, see docs/limits\.md$"):
+        rl_training.PPO  # type: ignore[attr-defined]  # noqa: B018
     for name, hint in (("policy", "use predict"), ("env", "see config.env_id"), ("num_timesteps", "see metrics")):
         with pytest.raises(AttributeError, match=rf"^SAC has no attribute '{name}'; {hint}"):
             getattr(model, name)
@@ -537,6 +557,8 @@ def test_a_saved_copy_is_loaded_evaluated_and_resumed(tmp_path: Path) -> None:
     assert copy.run_dir == place
     np.testing.assert_array_equal(copy.predict([1.0, 0.0, 0.0]), model.predict([1.0, 0.0, 0.0]))
     assert copy.evaluate(1) == model.evaluate(1)
+    with pytest.raises(ConfigError, match=r"^total_timesteps must be a whole number, got '200'$"):
+        model.learn("200")  # type: ignore[arg-type]
     further, same = copy.resume(40, progress_bar=False), model.resume(40, progress_bar=False)
     assert further.run_dir not in (result.run_dir, place)
     assert further.metrics == same.metrics

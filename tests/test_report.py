@@ -192,7 +192,10 @@ def test_three_seeds_on_one_task_are_too_few(tmp_path: Path) -> None:
     """However far apart the methods are."""
     found = report.read(two_methods(tmp_path, seeds=3))
     assert [row["verdict"] for row in found.tables["differences"].records()] == ["too few seeds to tell"]
-    assert "is better than" not in words(found)
+    text = words(found)
+    assert "is better than" not in text
+    assert "Too few seeds to tell. A comparison on one task needs at least 4 seeds per method." in text
+    assert "No difference" not in text
 
 
 def test_nothing_that_counts(tmp_path: Path, drawn: None) -> None:
@@ -418,13 +421,14 @@ def test_normalisation(tmp_path: Path) -> None:
 
 
 def test_equal_results_have_no_scale_and_no_crash(tmp_path: Path, drawn: None) -> None:
-    for seed in range(3):
+    for seed in range(4):
         for algo in ("sac", "td3"):
             write_run(tmp_path / f"{algo}{seed}", [5.0, 5.0], seed=seed, settings=settings_of(algo))
     found = report.read(tmp_path)
     text = words(found)
     assert "every run has the same result" in text
-    assert "No difference between any two methods" in text
+    assert "No difference between any two methods: every" in text
+    assert "Too few seeds" not in text
 
 
 @pytest.mark.slow

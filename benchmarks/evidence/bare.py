@@ -16,7 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import rl_training
-from benchmarks.report import ROOT, table
+from benchmarks import records
+from benchmarks.report import RESULTS, ROOT, table
 from rl_training import ManagedAlgorithm
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.strict_yaml import parse_yaml
@@ -55,11 +56,18 @@ def class_of(algo: str) -> type[ManagedAlgorithm]:
     return found
 
 
+def measured() -> set[str]:
+    """The algorithms whose classes have been trained with default settings."""
+    entries = records.read(RESULTS / "learning.json")["entries"].values()
+    return {entry["algo"] for entry in entries if entry["kind"] == "defaults"}
+
+
 def budgets() -> str:
     """The table of budgets in the README."""
-    found: dict[tuple[str, ...], list[str]] = {}
+    known, found = measured(), dict[tuple[str, ...], list[str]]()
     for algo, bare in BARE.items():
         unit = "updates" if get_algorithm_spec(algo).regime == "offline" else "steps"
         line = "the mean of its data" if bare.line is None else f"{bare.line:g}"
+        line = line if algo in known else "not measured yet"
         found.setdefault((bare.env, line, f"{bare.budget:,} {unit}"), []).append(f"`{class_of(algo).__name__}`")
     return table(["", "return", "within", "classes"], ([*task, ", ".join(names)] for task, names in found.items()))

@@ -56,4 +56,5 @@ def __getattr__(name):
     except ModuleNotFoundError as error:
         if error.name != f"{__name__}.{name}":
             raise
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    hint = "; it is not included, see docs/limits.md" if name in ("PPO", "A2C", "TRPO", "HerReplayBuffer") else ""
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")

@@ -210,8 +210,9 @@ def evaluate(
     place = _checkpoint_given(path, checkpoint)
     note(f"evaluating {place}")
     changes = {"allow_import": True} if allow_import else {}
+    sampled, changed = False if stochastic else None, overrides or ()
     metrics, played = play_checkpoint(
-        place, episodes, deterministic=False if stochastic else None, changes=changes, overrides=overrides or ()
+        place, episodes, deterministic=sampled, changes=changes, overrides=changed, say=note
     )
     if as_json:
         show_json({**metrics, **played.episodes()})

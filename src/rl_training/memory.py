@@ -37,6 +37,16 @@ def available_cores(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cg
     return max(1, min([cores, *(int(quota + 0.5) for quota in _quotas(proc, cgroups))]))
 
 
+def busy_note() -> str | None:
+    """A remedy for a busy machine: torch's threads spin while they wait, so shared cores slow updates down."""
+    import torch  # imported late: reading run folders does not need it
+
+    load, cores = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0, os.cpu_count() or 1
+    if (threads := torch.get_num_threads()) > 1 and load + threads > cores + 1:
+        return f"a load of {load:.1f} on {cores} cores: OMP_NUM_THREADS=1 is likely to train faster"
+    return None
+
+
 def out_of_memory_kills(proc: Path = Path("/proc")) -> int:
     """Number of processes that the kernel's out-of-memory killer has killed since boot; 0 if unknown."""
     with contextlib.suppress(OSError, ValueError, IndexError):

@@ -1,11 +1,16 @@
-"""Hints for attributes and arguments of other libraries' classes that the classes here do not have."""
+"""Hints for attributes, arguments and settings that the classes here do not have, many from other libraries."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
+
+import gymnasium as gym
+
+from rl_training.errors import ConfigError, setting_hint
 
 _ATTRIBUTES = {
     "save_model": "use save(path)",
@@ -27,7 +32,10 @@ _ARGUMENTS = {
     "log_interval": "it is a setting of the class",
     "eval_env": "it is a setting of the class",
     "eval_freq": "eval_interval is a setting of the class",
+    "n_eval_episodes": "use evaluate(num_episodes=…)",
+    **dict.fromkeys(("state", "episode_start"), "policies here are not recurrent; leave it out"),
 }
+_OPTION = re.compile("--init-from( (?=[^ ]*/))?")  # with the space before a path
 M = TypeVar("M", bound=Callable[..., Any])
 
 
@@ -36,8 +44,27 @@ def attribute_hint(name: str) -> str:
     return f"; {_ATTRIBUTES[name]}" if name in _ATTRIBUTES else ""
 
 
+def require_known(managed: str, settings: Mapping[str, Any], known: Collection[str], env: Any) -> None:
+    """Raise for an unknown setting of the class `managed`, which `env` may take, and for a function."""
+    for name in (name for name in settings if name not in known):
+        hint = f"; pass env_kwargs={{{name!r}: …}}" if _takes(env, name) else setting_hint(name, known)
+        raise ConfigError(f"{managed}: unknown setting {name!r}{hint}", key=name)
+    if callable(settings.get("learning_rate")):
+        raise ConfigError("learning_rate must be a number; use learning_rate_schedule", key="learning_rate")
+
+
+def _takes(env: Any, name: str) -> bool:
+    """Whether the constructor of an environment (an id, a class or a function) has an argument `name`."""
+    try:
+        make: Any = gym.spec(env).entry_point if isinstance(env, str) else env
+        make = gym.envs.registration.load_env_creator(make) if isinstance(make, str) else make
+        return name in inspect.signature(make).parameters
+    except Exception:  # not an environment: this is reported elsewhere
+        return False
+
+
 def with_argument_hints(method: M) -> M:
-    """`method`; its error for an unknown keyword includes a remedy."""
+    """`method`; its errors include a remedy for an unknown keyword, and name settings as in Python."""
     known = inspect.signature(method).parameters
 
     @functools.wraps(method)
@@ -45,6 +72,10 @@ def with_argument_hints(method: M) -> M:
         for name in keywords:
             if name not in known and name in _ARGUMENTS:
                 raise TypeError(f"{method.__name__}() has no argument {name!r}; {_ARGUMENTS[name]}")
-        return method(*given, **keywords)
+        try:
+            return method(*given, **keywords)
+        except ConfigError as error:
+            error.args = (_OPTION.sub("init_from=", str(error)),)
+            raise
 
     return checked  # type: ignore[return-value]

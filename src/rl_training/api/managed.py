@@ -13,14 +13,14 @@ from typing_extensions import TypeVar
 
 from rl_training.api.data import Data, resolve_data
 from rl_training.api.describing import LazyAttribute, documented, managed_class, signature_of
-from rl_training.api.hints import attribute_hint, with_argument_hints
+from rl_training.api.hints import attribute_hint, require_known, with_argument_hints
 from rl_training.api.interruptions import recorded_on_error
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.formats.own import KIND
 from rl_training.environments.tensor_env import TensorEnv
 from rl_training.environments.user_environments import Env, TensorEnvMaker, UserEnvironments, resolve_env
 from rl_training.environments.wrapping import name_wrappers
-from rl_training.errors import ConfigError, setting_hint
+from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.loggers import Logger, as_loggers
 from rl_training.experiment.manager import ExperimentManager
@@ -122,7 +122,7 @@ class ManagedAlgorithm(Generic[Seeds]):
         else:
             objects = {key: settings.pop(key) for key in ("eval_env", "wrappers") if settings.get(key) is not None}
             settings = {**settings, **_named(settings)}
-            self.config = self._configure(settings)
+            self.config = self._configure(settings, env)
             self._replace_environments(env, env_kwargs=settings.get("env_kwargs"), **objects)
             if env is not None and "env_id" in settings:
                 both = f"{self.config.env_id!r} and {settings['env_id']!r}"
@@ -140,7 +140,7 @@ class ManagedAlgorithm(Generic[Seeds]):
         self.members: list[ManagedAlgorithm] = []
 
     @classmethod
-    def _configure(cls, settings: dict[str, Any]) -> TrainConfig:
+    def _configure(cls, settings: dict[str, Any], env: Any) -> TrainConfig:
         """Divide settings into fields of `TrainConfig` and `algo_kwargs`; NumPy scalars become Python numbers."""
         settings = {k: v.item() if isinstance(v, np.generic) else v for k, v in settings.items()}
         if settings.get("seed") is not None and settings.get("seeds") is not None:
@@ -148,9 +148,7 @@ class ManagedAlgorithm(Generic[Seeds]):
         owned = get_algorithm_spec(cls.algo).owners()
         fields = {key: value for key, value in settings.items() if TrainConfig.has(key)}
         extra = {key: value for key, value in settings.items() if key not in fields}
-        if unknown := [key for key in extra if key not in owned]:
-            hint = setting_hint(unknown[0], [*TrainConfig.model_fields, *owned])
-            raise ConfigError(f"{cls.__name__}: unknown setting {unknown[0]!r}{hint}", key=unknown[0])
+        require_known(cls.__name__, extra, [*TrainConfig.model_fields, *owned], env)
         fields["algo_kwargs"] = {**fields.get("algo_kwargs", {}), **extra}
         return TrainConfig(**{"algo": cls.algo, "env_id": None, **_DEFAULTS, **fields})
 
@@ -178,6 +176,7 @@ class ManagedAlgorithm(Generic[Seeds]):
         """
         steps = self._budget if total_timesteps is None else total_timesteps
         if self.checkpoint_path is not None:
+            self.config.replace(total_timesteps=steps or 1)  # raises if it is not a number of steps
             if run_suffix is not None:
                 raise ConfigError(f"run_suffix: {type(self).__name__} continues in its folder; create a new model")
             return self.resume(  # type: ignore[arg-type]
@@ -222,6 +221,7 @@ class ManagedAlgorithm(Generic[Seeds]):
             )
         return self._record_results(results)
 
+    @with_argument_hints
     def evaluate(self, num_episodes: int | None = None, deterministic: bool | None = None) -> dict[str, Any]:
         """Evaluate on episodes with fixed seeds; returns metrics, and `returns` and `lengths` of the episodes.
 
@@ -262,6 +262,7 @@ class ManagedAlgorithm(Generic[Seeds]):
             given=self._given,
         )
 
+    @with_argument_hints
     def predict(self, obs: ArrayLike, deterministic: bool | None = None) -> NDArray[Any]:
         """The action in the environment's units, for one observation or a batch."""
         if self._loaded is None:

@@ -22,7 +22,7 @@ from rl_training.environments.filming import NO_BACKEND, drawing_backend, has_di
 from rl_training.environments.mujoco_batch import batch_class, supports
 from rl_training.errors import MissingDependencyError
 from rl_training.experiment.files import package_version, write_durably
-from rl_training.memory import available_cores, available_memory, human_bytes
+from rl_training.memory import available_cores, available_memory, busy_note, human_bytes
 from rl_training.ogbench import PREFIX, registered_id
 from rl_training.platforms import lock
 from rl_training.spaces import SpaceSpec
@@ -90,21 +90,14 @@ def versions() -> Iterator[Finding]:
             yield Finding("ok", package, version)
 
 
-def _busy(load: float) -> Iterator[Finding]:
-    """Note a busy machine: torch's threads spin while they wait, so sharing cores slows updates many times."""
-    threads, cores = torch.get_num_threads(), os.cpu_count() or 1
-    if threads > 1 and load + threads > cores + 1:
-        text = f"a load of {load:.1f} on {cores} cores: OMP_NUM_THREADS=1 is likely to train faster"
-        yield Finding("note", "busy", text)
-
-
 def device() -> Iterator[Finding]:
     """The processor, and the GPUs torch can use."""
     capability = torch.backends.cpu.get_cpu_capability()
     count, usable = os.cpu_count() or 1, available_cores()
     limit = f" ({usable} usable: CPU quota or affinity)" if usable < count else ""
     yield Finding("ok", "cpu", f"{count} cores{limit}, torch uses {torch.get_num_threads()} threads, {capability}")
-    yield from _busy(os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0)
+    if busy := busy_note():
+        yield Finding("note", "busy", busy)
     if not torch.cuda.is_available():
         build = f"CUDA {torch.version.cuda}, no device found" if torch.version.cuda else "this torch is a CPU build"
         yield Finding("ok", "cuda", f"none: device auto is the CPU ({build})")

@@ -44,7 +44,7 @@ class EnvMaker:
             env: Any = self._unused.pop() if self._unused else self._make(**kwargs)
         except Exception as error:
             clash = kwargs and isinstance(error, TypeError) and "keyword argument" in str(error)
-            remedy = "; give others, as in rl_training.load(path, env=…, env_kwargs={…})" if clash else ""
+            remedy = "; give others with env_kwargs={…}" if clash else ""
             raise not_made(self.name, kwargs, error, remedy) from error
         if not isinstance(env, gym.Env):
             raise not_made(self.name, kwargs, TypeError(f"it made a {type(env).__name__}, not a gymnasium.Env"))

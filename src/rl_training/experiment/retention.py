@@ -76,7 +76,8 @@ def _no_folder(path: Path) -> str:
         return "no such checkpoint"
     run = _exported_from(path)
     if run is None:
-        return "a file, not a checkpoint folder written by this package"
+        other = "; files of Stable-Baselines3 cannot be loaded" if path.suffix == ".zip" else ""
+        return f"a file, not a checkpoint folder written by this package{other}"
     return f"an export holds no trainable state; use the run folder{run and f' {run}'}"
 
 

@@ -26,7 +26,7 @@ from rl_training.report import figures
 from rl_training.report.curves import AXES
 from rl_training.report.facts import bases
 from rl_training.report.rendering import inline, rendered, svg_with_seeds, without_seeds
-from rl_training.report.statistics import CONFIDENCE, EXPANDED, METHOD, POWER
+from rl_training.report.statistics import CONFIDENCE, EXPANDED, METHOD, POWER, seeds_needed
 from rl_training.report.summary import MOST_SHOWN, Summary
 from rl_training.report.tables import Table, tables, text_of, words_of
 
@@ -206,6 +206,8 @@ def render(summary: Summary, title: str) -> str:
         json_text=lambda value: json.dumps(value, ensure_ascii=False),
         single_seeds=[key for key, result in summary.results.items() if result.seeds == 1],
         pairs=len(summary.pairs),
+        too_few=sum(not pair.enough for pair in summary.pairs),
+        seeds_needed=seeds_needed(),
         most=MOST_SHOWN,
         truncated=any(len(of) == MOST_SHOWN for of in summary.shown.values()) and len(summary.methods) > MOST_SHOWN,
     )

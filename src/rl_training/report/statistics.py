@@ -7,6 +7,7 @@ reinforcement learning at the edge of the statistical precipice" (2021).
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -147,6 +148,11 @@ def enough(ours: Samples, theirs: Samples) -> bool:
     """
     arrangements = math.prod(math.comb(len(x) + len(y), len(x)) for x, y in zip(ours, theirs))
     return 2 / arrangements <= 1 - CONFIDENCE
+
+
+def seeds_needed() -> int:
+    """The smallest number of seeds per method that is `enough` on one task."""
+    return next(count for count in itertools.count(2) if enough([np.zeros(count)], [np.zeros(count)]))
 
 
 def detectable(difference: Estimate) -> float | None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rl_training.errors import ConfigError
+from rl_training.errors import ConfigError, nearest
 from rl_training.runs.clock import Cadence
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ def as_callbacks(given: Any) -> list[Callback]:
 
 def _as_callback(given: Any) -> Callback:
     if isinstance(given, Callback):
+        _warn_about_names(type(given))
         return given
     if isinstance(given, type) and issubclass(given, Callback):
         raise ConfigError(f"callbacks: {given.__name__} is a class; give an instance of it, {given.__name__}()")
@@ -100,6 +102,15 @@ def _as_callback(given: Any) -> Callback:
     except ValueError:  # a built-in without a signature
         pass
     return FunctionCallback(given)
+
+
+def _warn_about_names(kind: type[Callback]) -> None:
+    """Warn about methods with names similar to those that a run calls: `on_stp`, `_on_step`."""
+    hooks = [name for name in vars(Callback) if name.startswith("on_")]
+    for name in dir(kind):
+        similar = name.startswith("on_") or name.removeprefix("_") in hooks
+        if name not in hooks and similar and (hint := nearest(name, hooks, 0.7)):
+            warnings.warn(f"callbacks: a run does not call {kind.__name__}.{name}{hint}", stacklevel=2)
 
 
 class EvaluationCallback(Callback):

@@ -64,9 +64,11 @@ def initialise_from(
     differing += sorted(name for name in given.keys() - own.keys() if ".net." in name)
     for name in differing:
         if is_policy_tensor(name):
+            there, here = config_of(checkpoint).algo_kwargs.get("hidden_sizes"), settings.get("hidden_sizes")
+            sizes = f", hidden_sizes {there} there and {here} here" if there != here else ""
             raise ConfigError(
                 f"init_from: the {checkpoint.records['config']['algo']} policy of {checkpoint.path} does not fit "
-                f"(first difference: {name}); use the same network, hidden_sizes, kind of actor and "
+                f"(first difference: {name}{sizes}); use the same network, hidden_sizes, kind of actor and "
                 "normalize_observations",
                 key="init_from",
             )

@@ -199,7 +199,10 @@ class Session:
 
         A name without a slash gets the prefix `custom/`. Checkpoints store values that are not reported yet.
         """
-        number = float(value)
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = math.nan
         if not math.isfinite(number):
             raise ValueError(f"session.log({name!r}, …): must be a finite number, got {value!r}")
         self.logged[name if "/" in name else f"custom/{name}"] = number

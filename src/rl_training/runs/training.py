@@ -26,6 +26,7 @@ from rl_training.experiment.loggers import RunFacts, make_loggers
 from rl_training.experiment.logging import CsvSink, MetricsLog, Sink, TensorBoardSink, set_log_aside
 from rl_training.experiment.retention import discard_after, sweep
 from rl_training.experiment.runs import RunDirectory, machine_changes, read_run_record
+from rl_training.memory import busy_note
 from rl_training.runs import state
 from rl_training.runs.changes import Changes
 from rl_training.runs.controls import ControlConfig
@@ -198,6 +199,8 @@ def _open_session(regime: Regime, guard: SignalGuard, console: Callable[..., Pro
             opening = [_summary(regime), *regime.remarks, _location(folder, checkpoint)]
             if changed := str(spec.changes()):
                 opening.append(f"changed settings: {changed}")
+            if checkpoint is None and (busy := busy_note()):  # a resumed run keeps its number of threads
+                opening.append(busy)
             progress = console(
                 regime.total_ticks,
                 start=regime.learner.updates if checkpoint is None else checkpoint.step,

@@ -22,7 +22,14 @@ from rl_training.runs.session import Session
 from rl_training.runs.spec import RunSpec
 from rl_training.runs.state import changed_data, clock_of, config_of
 from rl_training.runtime.offline import BudgetConfig, OfflineSetup, fit_offline
-from rl_training.runtime.online import OnlineConfig, fit_online, make_buffer, make_collector, require_updates
+from rl_training.runtime.online import (
+    OnlineConfig,
+    fit_online,
+    make_buffer,
+    make_collector,
+    require_updates,
+    warn_about_actor,
+)
 from rl_training.settings import NonNegativeInt, Settings
 from rl_training.updates.schedules import OptimizationConfig
 
@@ -111,6 +118,7 @@ class OfflineToOnline(Regime):
         require_updates(spec, self.online, self.total_updates)
         if self.max_updates is not None:
             self.total_updates = min(self.total_updates, self.max_updates)
+        warn_about_actor(spec, self.learner, self.total_updates)
         self.experience = make_collector(
             spec, self.online, self.spaces, self.learner, buffer, reward_map=self.setup.dataset.reward_map
         )

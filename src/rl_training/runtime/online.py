@@ -139,6 +139,14 @@ def require_updates(spec: RunSpec, online: OnlineConfig, updates: int) -> None:
         )
 
 
+def warn_about_actor(spec: RunSpec, learner: Learner, updates: int) -> None:
+    """Warn if a new run ends before `actor_starts`; the members of a population share one warning."""
+    if spec.checkpoint is None and 0 < updates <= learner.actor_starts:
+        counts = updates, learner.actor_starts
+        message = "this run ends before the policy changes: %d updates, actor_starts %d"
+        spec.once("actor_starts", lambda: _log.warning(message, *counts))
+
+
 def fit_online(
     session: Session,
     updater: Updater,
@@ -296,6 +304,7 @@ class Online(Regime):
             follows = initialise_from(self.learner, origin, self.spaces, settings)
             self.spec = spec = spec.with_algo_kwargs(follows)
         self.remarks = self.online.remarks(spec, self.learner)
+        warn_about_actor(spec, self.learner, self.total_updates)
         moments = running_moments(spec, self.spaces, self.learner.device)
         scaling = running_returns(spec, self.learner)
         self.experience = make_collector(

@@ -46,18 +46,21 @@ def play_checkpoint(
     changes: Mapping[str, Any] | None = None,
     overrides: Sequence[str] = (),
     given: UserEnvironments | None = None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> tuple[dict[str, float], Played]:
     """The metrics of an evaluation on fixed seeds, and its episodes.
 
     If `deterministic` is False, or None for an algorithm that is evaluated so (FQL), the policy is sampled with
     noise that is seeded per episode. `changes` replace fields of the configuration, `overrides` do the same as
-    `key=value`; `given` are environments without an id.
+    `key=value`; `given` are environments without an id. `say` is called with the `env_kwargs`, if there are any.
     """
     loaded = load_policy(open_checkpoint(path), allow_import=bool((changes or {}).get("allow_import")))
     config = changed_config(loaded.config, changes, overrides)
     episodes = config.eval_episodes or 5 if num_episodes is None else num_episodes
     evaluator = make_evaluator(config, loaded.spaces, given)
     _require_playable(path, loaded, evaluator, episodes)
+    if arguments := evaluator.config.env_kwargs:
+        say(f"env_kwargs: {dict(arguments)}")
     played = _play(evaluator, loaded, episodes, deterministic)
     if evaluator.notice:
         warnings.warn(evaluator.notice, stacklevel=2)
