@@ -278,8 +278,8 @@ def test_methods_are_what_differs_on_one_task(tmp_path: Path) -> None:
     ("options", "message"),
     [
         (
-            {"metric": "eval_retrun_mean"},
-            r"no run has evaluations of eval_retrun_mean; did you mean 'eval_return_mean'\?; known: .*eval_length_mean",
+            {"metric": "eval_lenth_mean"},
+            r"no run has evaluations of eval_lenth_mean; did you mean 'eval_length_mean'\?; known: eval_",
         ),
         ({"names": {"sca": "SAC"}}, r"names: no run has 'sca'; did you mean 'sac'\?; known: sac, Pendulum-v1$"),
         ({"references": {"Nonsense": (0.0, 1.0)}}, "references: no run has 'Nonsense'; known: Pendulum-v1$"),
