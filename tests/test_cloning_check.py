@@ -59,7 +59,7 @@ def test_it_names_the_failure_and_the_settings_to_change() -> None:
     (text,) = said(CloningCallback(50.0, "beta", 100), target=60.0, share=0.1)
     assert text == (
         "warning: update 1,000: the critics overestimate: their mean target, 60, exceeds the largest return-to-go "
-        "of the data, 50; use policy_distribution: gaussian with layer_norm: true, or a larger beta"
+        "of the data, 50; use layer_norm: true, or a larger beta"
     )
     (text,) = said(CloningCallback(50.0, "awac_lambda", 100), target=40.0, share=0.9)
     assert "cloning has stopped: 90% of the weights are below 0.01" in text
@@ -75,6 +75,33 @@ def test_it_warns_once_per_run_even_if_the_run_is_resumed() -> None:
 
 def test_a_healthy_run_is_not_warned_about() -> None:
     assert said(CloningCallback(50.0, "beta", 100), target=40.0, share=0.3) == []
+
+
+def warned_at(callback: CloningCallback, targets: list[float]) -> list[int]:
+    """The intervals with a warning."""
+    session: Any = FakeSession(0.0, 0.1)
+    found: list[int] = []
+    for session.clock.now, target in enumerate(targets, start=1):
+        session.learner.terms["target_q_mean"] = torch.tensor(target)
+        callback.on_step(session)
+        found += [session.clock.now] * len(session.said[len(found) :])
+    return found
+
+
+def test_critics_that_still_fall_towards_negative_returns_do_not_overestimate() -> None:
+    assert warned_at(CloningCallback(-50.0, "beta", 1), [-10.0, -30.0, -29.0, -40.0, -60.0]) == []
+    assert warned_at(CloningCallback(-50.0, "beta", 1), [-10.0, -60.0, -40.0]) == [3]
+    assert warned_at(CloningCallback(-50.0, "beta", 1), [-10.0, -30.0, -29.0, -28.0, -29.0, -28.0, -29.0]) == [7]
+
+
+def test_the_lowest_mean_target_is_kept_in_the_checkpoint() -> None:
+    before, after = CloningCallback(-50.0, "beta", 1), CloningCallback(-50.0, "beta", 1)
+    assert warned_at(before, [-60.0]) == []
+    after.load_state_dict(before.state_dict())
+    after.cadence.last = 0
+    assert warned_at(after, [-40.0]) == [1]
+    after.load_state_dict({"last": 0, "warned": False})  # of an earlier version
+    assert warned_at(after, [-40.0]) == []
 
 
 def test_terms_are_read_only_when_metrics_are_logged() -> None:

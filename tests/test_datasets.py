@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from rl_training import BC
 from rl_training.data import columns as columns_module
-from rl_training.data.columns import Columns
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.loading import DatasetConfig, load_dataset
 from rl_training.data.mixing import mix
@@ -201,12 +201,29 @@ def test_data_sets_are_added_row_by_row():
         one + dataset(name="two").with_n_step(2, 0.9)
 
 
+def test_rows_with_both_flags_are_noted():
+    both = line_world([1.0] * 4, [0, 1, 0, 1], [0, 1, 0, 1])
+    assert both.notes[0].startswith("rows with both 'terminals' and 'timeouts': 2; they count as terminations")
+    others = [
+        line_world([1.0] * 4, [0, 1, 0, 0], [0, 0, 0, 1]),
+        line_world([1.0] * 4, [0, 1, 0, 1], [0, 1, 0, 1], ends_at_timeouts=True),
+    ]
+    assert not any("rows with both" in note for one in others for note in one.notes)
+
+
+def test_training_on_a_mapping_prints_the_notes_of_the_data(tmp_path, capsys):
+    columns = episodes() | {"action_low": LOW, "action_high": HIGH}
+    columns["next_observations"] = columns["next_observations"][::-1].copy()
+    BC(None, output_dir=tmp_path, batch_size=4).learn(total_timesteps=2, dataset=columns)
+    assert "note: rows do not follow each other: transitions without episodes\n" in capsys.readouterr().err
+
+
 def test_probabilities_of_actions_stay_with_their_rows(tmp_path):
     """Without next observations the last row of each cut episode is left out, and its probability with it."""
     probs = np.linspace(0.1, 0.9, 12)
     values = episodes() | {"action_probs": probs, "action_low": LOW, "action_high": HIGH}
     values.pop("next_observations")
-    one = TransitionDataset.from_columns(Columns.of_arrays("one", values))
+    one = TransitionDataset.from_arrays(**values, name="one")
     kept = ~values["timeouts"].astype(bool)
     assert 0 < len(one) == kept.sum() < 12
     np.testing.assert_array_equal(one.action_probs, probs[kept])

@@ -694,6 +694,12 @@ def test_the_configuration_is_chosen_before_the_seed(tmp_path: Path) -> None:
     left = made.select("return")  # a configuration of which a trial is not done is not compared
     assert left.ranking[0][1] == 90.0
     assert len(left.left_out) == 3
+    reasons = [text.partition(" is left out: ")[2] for text in left.notes]
+    assert sorted(reasons) == ["it is not done", *["its configuration has 1 unfinished trial"] * 2]
+    assert [text.partition(" seeds")[0] for text in left.warnings] == [
+        "a configuration that is left out has a higher score so far, 45.00 over 2 of 3"
+    ]
+    assert f"warning: {left.warnings[0]}" in command("select", made.folder, "--by", "return").stderr
 
 
 def test_trials_that_held_out_different_episodes_are_refused(home: Path) -> None:

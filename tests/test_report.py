@@ -277,6 +277,25 @@ def test_methods_are_what_differs_on_one_task(tmp_path: Path) -> None:
     assert ("short-sighted", "Hopper") in named.summary.results
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"metric": "eval_lenth_mean"},
+            r"no run has evaluations of eval_lenth_mean; did you mean 'eval_length_mean'\?; known: eval_",
+        ),
+        ({"names": {"sca": "SAC"}}, r"names: no run has 'sca'; did you mean 'sac'\?; known: sac, Pendulum-v1$"),
+        ({"references": {"Nonsense": (0.0, 1.0)}}, "references: no run has 'Nonsense'; known: Pendulum-v1$"),
+        ({"threshold": {"Nonsense": 1.0}}, "threshold: no run has 'Nonsense'; known: Pendulum-v1$"),
+    ],
+    ids=["metric", "names", "references", "threshold"],
+)
+def test_unknown_names_are_errors(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    write_run(tmp_path / "a")
+    with pytest.raises(ConfigError, match=message):
+        report.read(tmp_path, **options)
+
+
 def test_settings_that_look_alike_are_told_apart(tmp_path: Path) -> None:
     rates = (0.30000000000000004, 0.30000000000000010, 0.123456789)
     for number, rate in enumerate(rates):

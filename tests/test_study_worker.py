@@ -171,6 +171,7 @@ def test_a_signal_saves_and_lets_go(tmp_path: Path, signum: int) -> None:
     claim = read_claim(folder, "g00000")
     assert claim is not None
     assert claim.released
+    assert f"sweep {folder}\n" in child.text()
     assert run_record(home)["status"] == "interrupted"
     assert Study(folder).status().counts["waiting"] == 1
     assert Study(folder).run().counts["done"] == 1
@@ -488,6 +489,8 @@ def test_work_ends_with_1_if_trials_of_the_study_have_failed(tmp_path: Path) -> 
     (trial,) = read_plan(folder).trials
     note_failure(folder, trial, Failure(1, "another worker saw it"))
     assert CliRunner().invoke(main, ["--quiet", "work", str(folder)]).exit_code == 1
+    told = CliRunner().invoke(main, ["status", str(folder)]).stderr
+    assert "delete its file in the study's folder failures/; --retry failed retries the others" in told
 
 
 @pytest.mark.parametrize("workers", [0, 10**9])

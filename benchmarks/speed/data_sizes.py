@@ -24,7 +24,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 
 from benchmarks import report
@@ -67,6 +66,8 @@ def arguments() -> argparse.Namespace:
 
 def write_data(path: Path, rows: int) -> None:
     """Random transitions in episodes of 1000 steps that are cut there."""
+    import h5py  # rendering the pages does not need it
+
     rng = np.random.default_rng(0)
     shapes = {"observations": (OBS,), "actions": (ACTIONS,), "rewards": (), "terminals": (), "timeouts": ()}
     with h5py.File(path, "w") as file:

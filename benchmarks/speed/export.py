@@ -22,7 +22,6 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import onnxruntime
 import torch
 from numpy.typing import NDArray
 
@@ -91,6 +90,8 @@ def train(algo: str, steps: int, folder: Path) -> Path:
 
 
 def onnx(path: Path) -> Callable[..., Array]:
+    import onnxruntime  # rendering the pages does not need it
+
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(path, options)

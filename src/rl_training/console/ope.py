@@ -284,8 +284,10 @@ def _show_selection(found: Selection) -> None:
         ]
         show_table(rows, ("rank", "configuration", "return", "trial"))
         print("\nthe best seed of the configuration with the highest interquartile mean of returns")
-    for name in found.left_out:
-        note(f"note: {name} is left out: it is not done, or has no value to compare")
+    for text in found.notes:
+        note(f"note: {text}")
+    for text in found.warnings:
+        warn(text)
     for reason in found.reasons:
         print(f"reason to abstain: {reason}")
     if found.trial is None:

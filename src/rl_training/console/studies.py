@@ -166,6 +166,10 @@ def _show(status: StudyStatus) -> None:
             if one.failure
         ]
         show_table(rows, ("failed", "code", "message"))
+        note(
+            "fix the cause; then, to run a trial with code 2, 3 or 4 again, delete its file in the study's folder "
+            "failures/; --retry failed retries the others"
+        )
 
 
 def _configuration_rows(status: StudyStatus) -> list[tuple[str, str, str, str]]:

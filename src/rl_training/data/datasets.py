@@ -88,6 +88,7 @@ class TransitionDataset:
         num_actions: int | None = None,
         start: int = 0,
         ends_at_timeouts: bool = False,
+        action_probs: ArrayLike | None = None,
         spaces: SpaceSpec | None = None,
         name: str = "arrays",
         memory_limit: int | None = None,
@@ -100,7 +101,8 @@ class TransitionDataset:
         following row's observation of the episode is used. The last row of each episode that did not terminate is
         then left out, with its reward. The action space is given by `action_low` and `action_high` (one number or
         one per component), by `num_actions` and `start`, or by `spaces`; bounds are never inferred from the data.
-        Integer actions `[n]` without any of these are discrete actions from 0 to the largest.
+        Integer actions `[n]` without any of these are discrete actions from 0 to the largest. `action_probs` `[n]`
+        are the probabilities of the logged actions, for importance sampling.
         """
         given = {
             "observations": observations,
@@ -114,6 +116,7 @@ class TransitionDataset:
             "num_actions": num_actions,
             "start": start,
             "ends_at_timeouts": ends_at_timeouts,
+            "action_probs": action_probs,
         }
         return cls.from_columns(Columns.of_arrays(name, given), spaces=spaces, memory_limit=memory_limit)
 

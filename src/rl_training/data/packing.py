@@ -76,6 +76,7 @@ class Walk:
         self.chaining = Chaining(columns)
         self.ends = np.zeros(len(columns), np.bool_)
         self.kept = np.ones(len(columns), np.bool_)
+        self.both = 0  # rows that terminate and are cut
 
     def __iter__(self) -> Iterator[Linked]:
         carried: Block | None = None  # the last row so far, which needs the next one
@@ -98,6 +99,8 @@ class Walk:
                 next_obs, keep = block.next_obs, np.ones(len(end), np.bool_)
             carried = block.rows(slice(-1, None))
             ready = slice(0, len(end) if final else len(end) - 1)
+            if block.timeouts is not None and not self.columns.ends_at_timeouts:
+                self.both += int((block.terminals & block.timeouts)[ready].sum())
             self.ends[first : first + ready.stop] = end[ready]
             self.kept[first : first + ready.stop] = keep[ready]
             yield Linked(block.rows(ready), next_obs[ready], keep[ready])
@@ -149,7 +152,7 @@ def pack(columns: Columns, spaces: SpaceSpec, layout: RowLayout, rows: NDArray[n
     return Packed(
         rows[:written],
         _episode_ends(walk.ends, walk.kept) if ordered else np.zeros(0, np.int64),
-        _notes(ordered, walk.chaining, len(columns) - written),
+        _notes(ordered, walk, len(columns) - written),
         walk.kept,
     )
 
@@ -195,8 +198,13 @@ def _episode_ends(ends: NDArray[np.bool_], kept: NDArray[np.bool_]) -> NDArray[n
     return (np.cumsum(lengths[lengths > 0]) - 1).astype(np.int64)
 
 
-def _notes(ordered: bool, chaining: Chaining, dropped: int) -> tuple[str, ...]:
-    notes = []
+def _notes(ordered: bool, walk: Walk, dropped: int) -> tuple[str, ...]:
+    notes, chaining = [], walk.chaining
+    if walk.both:
+        notes.append(
+            f"rows with both 'terminals' and 'timeouts': {walk.both}; they count as terminations, so values are "
+            "not bootstrapped there; clear 'terminals' if the episodes were cut"
+        )
     if not ordered:
         notes.append("rows do not follow each other: transitions without episodes")
     elif not chaining.has_timeouts and chaining.breaks:

@@ -97,6 +97,7 @@ class Selection:
     `candidates` are ordered by lower bound, or by `outside` if the selection abstained. `data` is the data's own
     discounted return and `clone` FQE's estimate of a clone of the data. `reasons` are those for abstaining; with
     `anyway` there may be reasons and a trial. `safe` names the choice that stays nearest to the data.
+    `notes` explain why trials are left out; `warnings` name configurations that are left out and better so far.
     """
 
     trial: str | None
@@ -112,6 +113,8 @@ class Selection:
     reasons: tuple[str, ...] = ()
     safe: str = ""
     seconds: float = 0.0
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def abstained(self) -> bool:

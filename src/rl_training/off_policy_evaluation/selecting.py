@@ -73,7 +73,8 @@ def by_fqe(
         fraction = 0.0 if data is None else _own_fraction(configs)
     places = {trial.name: trial.folder for trial in trials}
     found = choose(places, data, validation_fraction=fraction, allow_import=allow_import, **options)
-    return replace(found, left_out=tuple(left_out))
+    notes = tuple(f"{name} is left out: it is not done" for name in left_out)
+    return replace(found, left_out=tuple(left_out), notes=notes)
 
 
 def _sections(configs: Sequence[TrainConfig]) -> list[DatasetConfig]:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import Any, Literal, NamedTuple
 
-from rl_training.errors import ConfigError
+from rl_training.errors import ConfigError, nearest
 from rl_training.experiment.config import TrainConfig
 from rl_training.report.reading import Reading, Run, Unread
 from rl_training.study.plan import described, short
@@ -119,17 +119,20 @@ def group(reading: Reading, selection: Selection) -> Groups:
     changes: dict[str, Mapping[str, Any]] = {}
     algos: dict[str, str] = {}
     env_ids: dict[str, str | None] = {}
+    found: dict[str, None] = {}
     for run in reading.runs:
         name = {
             "settings": labels[run.algo, text_of(varied[run])],
             "path": f"{folders[run.given]}: {run.algo}",
             "tags": f"{run.algo} ({', '.join(run.tags) or 'no tags'})",
         }[selection.by]
+        found |= dict.fromkeys((name, tasks[run]))
         method, task = (selection.names.get(one, one) for one in (name, tasks[run]))
         changes.setdefault(method, varied[run] if selection.by == "settings" else {})
         algos.setdefault(method, run.algo)
         env_ids.setdefault(task, run.env_id)
         cells.setdefault((method, task), Cell(method, task)).others.append(run)
+    check_known("names", selection.names, found)
     troubles = [_unread(one) for one in reading.unread]
     for cell in cells.values():
         troubles += _select_runs(cell, selection)
@@ -343,6 +346,16 @@ def differences(settings: Mapping[str, Any], base: Mapping[str, Any]) -> dict[st
         for key, value in settings.items()
         if short(key) in base and key not in _IGNORED and text_of(value) != text_of(base[short(key)])
     }
+
+
+def check_known(option: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise for the first name that is not known."""
+    names = list(dict.fromkeys(known))
+    for name in given:
+        if name not in names:
+            raise ConfigError(
+                f"{option}: no run has {name!r}{nearest(name, names)}; known: {', '.join(names)}", key=option
+            )
 
 
 def checked_by(value: str) -> By:

@@ -63,6 +63,8 @@ class Log:
     """Unix seconds of the last row"""
     bad: int = 0
     """number of evaluations that are not finite"""
+    tags: tuple[str, ...] = ()
+    """the metrics that it has a column for"""
 
 
 @dataclass
@@ -84,15 +86,16 @@ def read_log(data: bytes, metric: str, created: float | None = None, resumed: Se
         if header and header[:2] != ["step", "time"]:
             raise ValueError("not a log of this package")
         rows, bad = _collect(lines, header, tag_of(metric))
+        tags = tuple(name for name in header[2:] if name != "schema")
     except csv.Error as error:
         raise ValueError(str(error)) from None
     if not rows.times:
-        return Log(Curve(), bad=bad)
+        return Log(Curve(), bad=bad, tags=tags)
     steps = np.array(sorted(rows.evaluated), dtype=np.float64)
     found = np.array([rows.evaluated[int(step)] for step in steps]).reshape(-1, 2)
     seconds = _training_seconds(np.array(rows.times), found[:, 0], created, resumed)
     curve = Curve(steps, _updates_at(steps, rows.updated), seconds, found[:, 1].copy())
-    return Log(curve, rows.last, rows.times[-1], bad)
+    return Log(curve, rows.last, rows.times[-1], bad, tags)
 
 
 def _collect(lines: Any, header: list[str], tag: str) -> tuple[_Rows, int]:

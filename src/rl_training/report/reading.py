@@ -122,6 +122,7 @@ class Reading:
     runs: tuple[Run, ...]
     unread: tuple[Unread, ...]
     metric: str = RETURN
+    tags: frozenset[str] = frozenset()  # the metrics of the logs
 
 
 def read_runs(paths: str | Path | Iterable[str | Path], metric: str = RETURN) -> Reading:
@@ -130,7 +131,7 @@ def read_runs(paths: str | Path | Iterable[str | Path], metric: str = RETURN) ->
     reader = _Reader(metric)
     for place in places:
         reader.read(Path(place))
-    return Reading(tuple(reader.runs), tuple(reader.unread), metric)
+    return Reading(tuple(reader.runs), tuple(reader.unread), metric, frozenset(reader.tags))
 
 
 @dataclass
@@ -148,11 +149,12 @@ class _Source:
 
 
 class _Reader:
-    """Collects `runs` and `unread` from paths. Equal settings are stored once."""
+    """Collects `runs`, `unread` and the `tags` of logs from paths. Equal settings are stored once."""
 
     def __init__(self, metric: str) -> None:
         self.runs: list[Run] = []
         self.unread: list[Unread] = []
+        self.tags: set[str] = set()
         self._metric = metric
         self._given = ""
         self._seen: set[tuple[int, int]] = set()
@@ -301,6 +303,7 @@ class _Reader:
         except ValueError as error:
             notes.append(f"{METRICS} cannot be read: {error}")
             return Log(Curve())
+        self.tags.update(log.tags)
         if log.bad:
             notes.append(f"{log.bad} of its evaluations are not finite numbers")
         first = record.get("scores_from")

@@ -14,15 +14,16 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from rl_training.errors import ConfigError
+from rl_training.errors import ConfigError, nearest
 from rl_training.experiment.files import package_version, replace_atomically
+from rl_training.experiment.metric_names import METRICS, tag_of
 from rl_training.report import figures as drawing
 from rl_training.report.curves import Axis
 from rl_training.report.external import with_external
 from rl_training.report.facts import bases, facts_of
 from rl_training.report.grouping import Score, Selection, checked_by
 from rl_training.report.page import Picture, pictures, render
-from rl_training.report.reading import RETURN, read_runs
+from rl_training.report.reading import RETURN, Reading, read_runs
 from rl_training.report.summary import Options, Summary, summarise
 from rl_training.report.tables import Table, tables
 
@@ -113,8 +114,19 @@ def read(
     places = [paths, *more] if isinstance(paths, str | Path) else [*paths, *more]
     selection = Selection(checked_by(by), score, at, unfinished, names or {})
     options = Options(selection, normalize, references or {}, threshold)
-    reading = with_external(read_runs(places, metric), external or {})
+    reading = read_runs(places, metric)
+    _check_metric(reading)
+    reading = with_external(reading, external or {})
     return Report(summarise(reading, options), title or _title(places))
+
+
+def _check_metric(reading: Reading) -> None:
+    """Raise if no log has the metric, unless it is the default: runs may have no evaluation."""
+    if reading.tags and tag_of(reading.metric) not in reading.tags | {tag_of(RETURN)}:
+        names = {metric.tag: metric.name for metric in METRICS}
+        known = sorted(names.get(tag, tag) for tag in reading.tags)
+        hint = f"{nearest(reading.metric, known)}; known: {', '.join(known)}"
+        raise ConfigError(f"no run has evaluations of {reading.metric}{hint}", key="metric")
 
 
 def _title(places: Iterable[str | Path]) -> str:

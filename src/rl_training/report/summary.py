@@ -12,7 +12,7 @@ import numpy as np
 
 from rl_training.report import statistics
 from rl_training.report.curves import AXES, Axis, Band, band, first_above
-from rl_training.report.grouping import Cell, Groups, Selection, Trouble, group
+from rl_training.report.grouping import Cell, Groups, Selection, Trouble, check_known, group
 from rl_training.report.normalising import Scale, scale_of
 from rl_training.report.reading import Reading
 from rl_training.report.statistics import Estimate, Floats, Samples, estimate
@@ -207,6 +207,9 @@ def summarise(reading: Reading, options: Options | None = None) -> Summary:
     """Summarise runs."""
     options = options or Options()
     groups = group(reading, options.selection)
+    tasks = [*groups.tasks, *(name for name in groups.env_ids.values() if name)]
+    check_known("references", options.references, tasks)
+    check_known("threshold", options.threshold if isinstance(options.threshold, Mapping) else (), tasks)
     cells = [cell for cell in groups.cells.values() if cell.runs]
     thresholds = {task: _threshold(task, groups, options) for task in groups.tasks}
     results = {(cell.method, cell.task): _result(cell, thresholds[cell.task], options) for cell in cells}

@@ -2,7 +2,8 @@
 
 Once the critics overestimate the policy's own actions, the advantages of the data's actions are negative, their
 weights are near 0 and the policy is no longer held to the data. The terms `small_weight_share` and `target_q_mean`
-show it; the latter is compared with the largest return-to-go of the data.
+show it; the latter is compared with the largest return-to-go of the data. Critics start near 0. If that return is
+negative, the mean target starts above it, which counts as an overestimate only after it has stopped falling.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from rl_training.runs.session import Session
 
 # Share of the weights below 0.01 from which on cloning counts as stopped.
 _STOPPED = 0.7
+# Intervals without a new lowest mean target after which a mean that was always too large counts as converged.
+_CONVERGED = 5
 
 
 def largest_return(data: TransitionDataset, gamma: float) -> float:
@@ -38,6 +41,7 @@ class CloningCallback(Callback):
     def __init__(self, largest: float, divisor: str, interval: int) -> None:
         self.largest, self.divisor = largest, divisor
         self.cadence, self.warned = Cadence(interval), False
+        self.lowest, self.since_lowest = 0.0, 0  # of the mean target, and the intervals since then
 
     def on_step(self, session: Session) -> None:
         if not self.cadence.due(session.clock.now):
@@ -48,12 +52,14 @@ class CloningCallback(Callback):
         if problem and not self.warned:
             self.warned = True
             session.say(
-                f"warning: update {session.learner.updates:,}: {problem}; use policy_distribution: gaussian with "
-                f"layer_norm: true, or a larger {self.divisor}"
+                f"warning: update {session.learner.updates:,}: {problem}; use layer_norm: true, or a larger "
+                f"{self.divisor}"
             )
 
     def _problem(self, target: float, share: float) -> str:
-        if target > self.largest:
+        self.since_lowest = 0 if target < self.lowest else self.since_lowest + 1
+        self.lowest = min(self.lowest, target)
+        if target > self.largest and (self.lowest <= self.largest or self.since_lowest >= _CONVERGED):
             return (
                 f"the critics overestimate: their mean target, {target:.4g}, exceeds the largest return-to-go of "
                 f"the data, {self.largest:.4g}"
@@ -61,7 +67,9 @@ class CloningCallback(Callback):
         return f"cloning has stopped: {share:.0%} of the weights are below 0.01" if share > _STOPPED else ""
 
     def state_dict(self) -> dict[str, Any]:
-        return {"last": self.cadence.last, "warned": self.warned}
+        lowest = {"lowest": self.lowest, "since_lowest": self.since_lowest}
+        return {"last": self.cadence.last, "warned": self.warned, **lowest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.cadence.last, self.warned = state["last"], state["warned"]
+        self.lowest, self.since_lowest = state.get("lowest", 0.0), state.get("since_lowest", 0)

@@ -182,7 +182,7 @@ class OfflineSetup:
             self.spec = spec.with_algo_kwargs(initialise_from(self.learner, spec.origin, data.spaces, settings))
         rows = spec.once("rows", lambda: _place_rows(data, budgets))
         self.source = data.source(self.learner.generator, rows)
-        self.remarks = budgets.remarks(data.rows, rows)
+        self.remarks = (*(f"note: {text}" for text in data.notes), *budgets.remarks(data.rows, rows))
         self.budgets = budgets.after(rows)
         self.fingerprint = spec.once("fingerprint", data.fingerprint)
 

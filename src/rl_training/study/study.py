@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -246,8 +246,15 @@ class Study:
             return by_fqe(candidates, left_out, **options)
         groups, scores = _scored(records, RETURN, "iqm")
         complete = {key: score for key, score in scores.items() if score is not None}
-        return by_return(
+        found = by_return(
             candidates, left_out, {one["trial"]: complete[key] for key in complete for one in groups[key]}
+        )
+        incomplete = [groups[key] for key in groups if key not in complete]
+        best = max(complete.values())
+        return replace(
+            found,
+            notes=tuple(text for group in incomplete for text in _left_out(group)),
+            warnings=tuple(text for group in incomplete for text in _better_so_far(group, RETURN, best)),
         )
 
 
@@ -272,6 +279,27 @@ def _scored(
         key: None if None in some else _MEASURES[by]([float(value) for value in some])
         for key, some in values.items()
     }
+
+
+def _left_out(group: Sequence[dict[str, Any]]) -> list[str]:
+    """Why each trial of an incomplete configuration is left out."""
+    unfinished = sum(record["status"] != "done" for record in group)
+    several = "s" * (unfinished != 1)
+    whole = f"its configuration has {unfinished} unfinished trial{several}"
+    whole = whole if unfinished else "a trial of its configuration has no evaluation"
+    reasons = {True: whole, False: "it is not done"}
+    return [f"{one['trial']} is left out: {reasons[one['status'] == 'done']}" for one in group]
+
+
+def _better_so_far(group: Sequence[dict[str, Any]], metric: str, best: float) -> list[str]:
+    """A warning if the finished trials of an incomplete configuration exceed the `best` score."""
+    values = [float(one["metrics"][metric]) for one in group if metric in one["metrics"]]
+    if not values or (score := iqm(values)) <= best:
+        return []
+    return [
+        f"a configuration that is left out has a higher score so far, {score:.2f} over {len(values)} of "
+        f"{len(group)} seeds: {group[0]['trial']}; finish its trials, then select again"
+    ]
 
 
 class TrialWatcher:

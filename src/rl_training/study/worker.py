@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shlex
 import shutil
 import signal
 import threading
@@ -23,6 +24,7 @@ from typing import Protocol
 
 import torch
 
+from rl_training.display.output import program_name
 from rl_training.errors import ClaimLost, ConfigError, DeviceLostError, RunInUse, device_error
 from rl_training.experiment import files
 from rl_training.experiment.config import TrainConfig
@@ -244,7 +246,11 @@ class _Worker:
             Member(plan.config_of(trial, runs, allow_import=self._allow_import), home_of(self.folder, trial))
             for trial in trials
         ]
-        failed = self._train_group(members, options)
+        try:
+            failed = self._train_group(members, options)
+        except TrainingInterrupted as stopped:
+            again = f"{program_name()} sweep {shlex.quote(str(self.folder))}{members[0].config.permission()}"
+            raise TrainingInterrupted(f"interrupted; continue with: {again}", stopped.exit_code - 128) from None
         lost = {name: message for name, error in failed.items() if (message := device_error(error)) is not None}
         if lost:
             self.lost, count = next(iter(lost.values())), claim.record.device_errors + 1
