@@ -113,7 +113,7 @@ def read(
     places = [paths, *more] if isinstance(paths, str | Path) else [*paths, *more]
     selection = Selection(checked_by(by), score, at, unfinished, names or {})
     options = Options(selection, normalize, references or {}, threshold)
-    reading = with_external(read_runs(places, metric), external or {})
+    reading = with_external(read_runs(places, metric), external or {}, names or {})
     return Report(summarise(reading, options), title or _title(places))
 
 
