@@ -23,6 +23,9 @@ from rl_training.report.grouping import data_name
 from rl_training.report.logs import Curve
 from rl_training.report.rendering import rendered
 from rl_training.report.report import Report
+from rl_training.report.statistics import Estimate
+from rl_training.report.summary import Pair
+from rl_training.report.tables import verdict
 from tests.report_files import curve_to, record_of, settings_of, two_methods, write_run
 from tests.report_pages import Page, require_alone
 from tests.runs import mostly_slow
@@ -58,6 +61,8 @@ def test_the_page_is_alone_and_says_who_is_better(tmp_path: Path, drawn: None) -
     assert "sac is better than td3 over all tasks: difference of the IQM" in page.words
     assert "sac is better than td3 on Hopper-v5" in page.words
     assert "td3 is better" not in page.words
+    assert "</li><li>" not in found.html()
+    assert "play the same episodes" in page.words
     for heading in ("Over all tasks", "Learning curves", "What was compared", "Normalisation"):
         assert heading in page.words
     assert "D4RL's reference returns" in page.words
@@ -186,6 +191,12 @@ def test_one_seed_is_said_and_has_no_interval(tmp_path: Path, drawn: None) -> No
     assert "is better" not in text
     assert "(one seed)" in text
     assert found.tables["tasks"].records()[0]["IQM, last low"] is None
+
+
+@pytest.mark.parametrize(("low", "said"), [(0.48, ", but the interval of P contains 0.5"), (0.51, "")])
+def test_a_better_method_that_may_win_no_more_often(low: float, said: str) -> None:
+    pair = Pair("awac", "bc", None, Estimate(303.0, 18.8, 632.0), Estimate(0.78, low, 1.0), None, enough=True)
+    assert verdict(pair) == f"awac is better{said}"
 
 
 def test_three_seeds_on_one_task_are_too_few(tmp_path: Path) -> None:
@@ -507,7 +518,7 @@ def test_figures_are_matplotlibs(tmp_path: Path) -> None:
     [page] = [value for _, name, value in shown.attributes if name == "srcdoc"]
     assert page == found.html()
     assert ("iframe", "sandbox", "allow-downloads") in shown.attributes
-    assert repr(found) == "Report(10 runs, 2 methods, 1 tasks)"
+    assert repr(found) == "Report(10 runs, 2 methods, 1 task)"
 
 
 def test_records_of_version_0_1(tmp_path: Path) -> None:

@@ -155,7 +155,9 @@ def verdicts(summary: Summary) -> list[str]:
         ends = sorted((sign * pair.difference.low, sign * pair.difference.high))
         where = "over all tasks" if pair.task is None else f"on {pair.task}"
         size = f"{number(sign * pair.difference.value)} [{number(ends[0])}, {number(ends[1])}]"
-        found.append(f"{pair.better} is better than {other} {where}: difference of the IQM {size}")
+        found.append(
+            f"{pair.better} is better than {other} {where}: difference of the IQM {size}{pair.reservation}"
+        )
     return found
 
 

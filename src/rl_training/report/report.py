@@ -81,9 +81,7 @@ class Report:
         return f'<iframe {frame} srcdoc="{escape(self.html())}"></iframe>'
 
     def __repr__(self) -> str:
-        found = self.summary
-        counts = {"runs": found.reading.runs, "methods": found.methods, "tasks": found.groups.tasks}
-        return f"Report({', '.join(f'{len(of)} {name}' for name, of in counts.items())})"
+        return f"Report({self.summary.size})"
 
 
 def read(
