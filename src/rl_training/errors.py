@@ -87,7 +87,7 @@ class MissingDependencyError(ConfigError):
     """A feature needs an optional package; the message contains the install command."""
 
 
-# Names of settings in Stable-Baselines3, d3rlpy and CORL, with the names here.
+# Names of settings in Stable-Baselines3, d3rlpy and CORL, with the names here or, if there is none, a remedy.
 _OTHER_LIBRARIES = {
     **dict.fromkeys(("net_arch", "hidden_dim", "actor_encoder_factory", "critic_encoder_factory"), "hidden_sizes"),
     **dict.fromkeys(("policy_kwargs", "features_extractor_class"), "hidden_sizes"),
@@ -109,7 +109,9 @@ _OTHER_LIBRARIES = {
     "n_steps": "n_step",
     "n_envs": "num_envs",
     "n_critics": "num_critics",
-    "verbose": "progress_bar of learn()",
+    "verbose": "use learn(progress_bar=…) or rl-training --quiet",
+    "policy": "leave it out: hidden_sizes and network set the networks",
+    "use_sde": "state-dependent exploration is not included",
     "discount": "gamma",
     "env_name": "env_id",
     "iql_tau": "expectile",
@@ -124,21 +126,41 @@ _OTHER_LIBRARIES = {
     "normalize_reward": "reward_range_scaling",
     "reward_scaler": "reward_scale",
     "reward_bias": "reward_shift",
+    **dict.fromkeys(("cql_lagrange", "cql_target_action_gap"), "lagrange_threshold"),
+    **dict.fromkeys(("project", "group", "name"), "use loggers: [wandb] and tags"),
+    **dict.fromkeys(("iql_deterministic", "actor_dropout", "max_grad_norm"), "it is not included; leave it out"),
+    "replay_buffer_class": "it is not included; leave it out",
+    "num_epochs": "total_timesteps",
+    "n_steps_per_epoch": "use log_interval, eval_interval and checkpoint_interval",
+    "evaluators": "use env and eval_interval",
+    "dataset_name": "dataset_id",
+    "load_model": "use rl_training.load(path) or resume",
+    "q_n_hidden_layers": "hidden_sizes",
+    "actor_learning_rate": "learning_rate",
+    "n_action_samples": "n_actions",
+    "soft_q_backup": "backup_entropy",
+    "use_automatic_entropy_tuning": "use alpha: auto",
+    "cql_temp": "the temperature of the log-sum-exp is 1; leave it out",
+    "critic_ln": "layer_norm",
+    "policy_type": "stochastic",
+    "frac": "top_fraction",
+    "action_scaler": "actions are scaled by the actuator's bounds; leave it out",
     "compile_graph": "acceleration",
 }
 
 
 def setting_hint(name: str, known: Collection[str]) -> str:
-    """`; here it is 'alpha'` for the name of a setting in another library, else `nearest`."""
+    """`; here it is 'alpha'` or a remedy for the name of a setting in another library, else `nearest`."""
     if (here := _OTHER_LIBRARIES.get(name)) is None:
         return nearest(name, known)
-    lacking = here not in known and " " not in here
-    return f"; here it is {here!r}{', which is not one of these settings' * lacking}"
+    if " " in here:
+        return f"; {here}"
+    return f"; here it is {here!r}{', which is not one of these settings' * (here not in known)}"
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """`; did you mean 'x'?` if a known name is close, else an empty string."""
-    match = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    match = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
     return f"; did you mean {match[0]!r}?" if match else ""
 
 
