@@ -85,6 +85,10 @@ def shifted_across_time_limits(data: dict) -> None:
     data["next_observations"] = np.concatenate([data["observations"][1:], data["next_observations"][-1:]])
 
 
+def renamed_rewards(data: dict) -> None:
+    data["Rewards"] = data.pop("rewards")
+
+
 def flags_of_another_file(data: dict) -> None:
     data["timeouts"] = np.zeros(12, bool)
 
@@ -104,6 +108,7 @@ CONTENTS = {
     "no observations": Content(without("observations"), "column 'observations' is missing; found: actions"),
     "no actions": Content(without("actions"), "column 'actions' is missing"),
     "no rewards": Content(without("rewards"), "column 'rewards' is missing"),
+    "another case": Content(renamed_rewards, "timeouts, next_observations, Rewards; needed: "),
     "no terminals": Content(without("terminals"), "column 'terminals' is missing"),
     "episodes unknowable": Content(
         without("timeouts", "next_observations"),

@@ -182,6 +182,14 @@ def test_episodes_are_sliced_saved_and_shown_in_one_line(tmp_path):
     )
     with pytest.raises(DatasetError, match="none of 3 episodes"):
         result[7:]
+    for wrong, message in (
+        (lambda: result + np.zeros(3), "does not support ufuncs"),
+        (lambda: list(result), "not iterable"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            wrong()
+    with pytest.raises(DatasetError, match=r"'ab\.csv' is not .* or a file name that ends in \.npz"):
+        result.save("ab.csv")
     with pytest.raises(TypeError, match=r"a slice, as in dataset\[:100\], got 0"):
         result[0]
     with pytest.raises(DatasetError, match="rows of 2 steps cannot be saved"):

@@ -13,7 +13,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 import rl_training
 from rl_training.api import managed
 from rl_training.cli import main
+from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig, load_config, packaged_configs
 from rl_training.experiment.metric_names import TERMS
 from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs
@@ -188,6 +189,43 @@ def test_another_library_is_compared_with_existing_settings(library: str) -> Non
     names = [found[1] for code in told if (found := re.match(r"([a-z_]+)(?:$|=|: )", code))]
     assert len(names) > 20
     assert [name for name in names if name not in known] == []
+
+
+def hints_for(name: str, algo: type[rl_training.ManagedAlgorithm]) -> list[str] | None:
+    """The hints for a setting, a method and an argument of `learn`; None if the class has the setting or method."""
+    model, found = algo(None), []
+    attempts: list[Callable[[], object]] = [
+        lambda: algo(None, **{name: 1}),
+        lambda: getattr(model, name),
+        lambda: model.learn(1, **{name: 1}),  # type: ignore[call-arg]
+    ]
+    for attempt in attempts:
+        try:
+            attempt()
+        except (ConfigError, AttributeError, TypeError) as error:
+            found.append(str(error).partition("; ")[2])
+        else:
+            return None
+    return found
+
+
+@pytest.mark.parametrize(("library", "default"), [("Stable-Baselines3", "SAC"), ("d3rlpy", "CQL"), ("CORL", "CQL")])
+def test_the_error_for_a_name_of_another_library_names_its_counterpart(library: str, default: str) -> None:
+    page = (DOCS / "guides" / "migrating.md").read_text(encoding="utf-8")
+    functions = {"evaluate_policy", "get_d4rl", "get_minari", "load_learnable"}  # of modules there, not of classes
+    checked = 0
+    for row in page.partition(f"\n## {library}\n")[2].partition("\n## ")[0].splitlines():
+        theirs, ours = row.split("|")[1:3] if row.startswith("| ") else ("", "")
+        words = re.findall(r"\w+", re.sub(r"`[^`]*`", "", theirs).replace("PlusBC", "BC").replace("+BC", "BC"))
+        algo = getattr(rl_training, next((word for word in words if word in rl_training.__all__), default))
+        here = set(re.findall(r"[a-z_]{3,}", ours))
+        for name in set(re.findall(r"`([a-z_0-9]+)(?:[=(][^`]*)?`", theirs)) - functions:
+            if (hints := hints_for(name, algo)) is not None:
+                named = any(here & set(re.findall(r"[a-z_]+", hint)) for hint in hints)
+                assert named if here else any(hints), (name, hints)
+                assert named or not any("did you mean" in hint for hint in hints), (name, hints)
+                checked += 1
+    assert checked > 10
 
 
 def test_the_navigation_has_every_page_once() -> None:

@@ -98,7 +98,7 @@ def test_values_come_from_whole_episodes_before_rows_are_left_out() -> None:
         np.testing.assert_allclose(extra(batch, RETURNS), expected[:count], rtol=1e-6)
     assert batch.next_actions is not None
     assert torch.equal(batch.next_actions, data_of(extras=(NEXT_ACTIONS,)).columns_at(np.arange(4)).next_actions)
-    assert both.notes[-1] == "1 rows left out: the last of a cut episode, without a next action"
+    assert both.notes[-1] == "1 row left out: the last of a cut episode, without a next action"
 
 
 def test_data_with_other_columns_are_refused_in_one_line() -> None:

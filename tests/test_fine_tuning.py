@@ -23,7 +23,7 @@ from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.sources import MixedSource, TensorSource
 from rl_training.data.transitions import RowLayout
 from rl_training.environments.playing import Evaluator
-from rl_training.errors import ConfigError
+from rl_training.errors import ConfigError, DatasetError
 from rl_training.experiment.checkpointing import find_checkpoint, read_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec, setting_names
@@ -283,14 +283,17 @@ def test_the_command_takes_offline_runs_alone(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not an offline run; use resume, or --init-from in a new run"):
         fine_tuning_config(str(online), {"total_timesteps": 10})
     cloned = train(offline("bc", tmp_path, kwargs={})).run_dir
-    with pytest.raises(ConfigError, match="bc has no regime 'offline_to_online'; use offline"):
-        train(fine_tuning_config(str(cloned), {"total_timesteps": 10}))
+    both = "td3_bc, iql, cql, awac, rebrac, fql, cal_ql"
+    with pytest.raises(ConfigError, match=f": bc cannot be fine-tuned, only {both}$"):
+        fine_tuning_config(str(cloned), {"total_timesteps": 10})
 
 
 def test_the_command_names_what_it_cannot_fine_tune(tmp_path: Path) -> None:
     choices = train(tiny("iql", tmp_path, env_id="CartPole-v1", total_timesteps=3)).run_dir
     with pytest.raises(ConfigError, match="its actions are discrete; only continuous ones can be fine-tuned"):
         fine_tuning_config(str(choices), {"total_timesteps": 10})
+    with pytest.raises(DatasetError, match=r"a published policy comes without its data, add --set dataset_path=…$"):
+        fine_tuning_config("gallery/awac", {"total_timesteps": 10})
 
 
 def test_a_run_on_arrays_in_memory_is_fine_tuned_in_python(tmp_path: Path) -> None:

@@ -640,7 +640,7 @@ def test_an_abstention_exits_with_5(study: Study) -> None:
     assert table.exit_code == 5, table.output
     lines = table.stdout.splitlines()
     assert any(line.startswith("reason to abstain: ") for line in lines)
-    assert lines[-1].startswith("no trial is selected; the safe choice is ")
+    assert lines[-1].startswith("no trial is selected; nearest to the data: ")
     assert not any(line.startswith("take ") for line in lines)
     plain = command(*words, "--json")
     assert plain.exit_code == 5

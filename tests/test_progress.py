@@ -443,11 +443,11 @@ def test_a_run_begins_with_what_trains_and_where(
     assert opening(capfd, len(first)) == first
     last = resumed(run, total_timesteps=80)
     end = 90 if algo == "rlpd" else 60
-    assert opening(capfd) == [what.replace("60 ", "80 "), f"resuming {run} at step {end}"]
+    assert opening(capfd) == [what.replace("60 ", "80 "), f"resuming {run} at step 60"]
     elsewhere = resumed(run / "checkpoints" / f"step_{end:09}", total_timesteps=80)
     assert elsewhere.run_dir != last.run_dir
     assert opening(capfd)[1] == (
-        f"resuming {run}/checkpoints/step_{end:09} at step {end} in a new run folder: {elsewhere.run_dir}"
+        f"resuming {run}/checkpoints/step_{end:09} at step 60 in a new run folder: {elsewhere.run_dir}"
     )
     quiet = train(config).run_dir
     shown = capfd.readouterr().err

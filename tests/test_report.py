@@ -23,6 +23,9 @@ from rl_training.report.grouping import data_name
 from rl_training.report.logs import Curve
 from rl_training.report.rendering import rendered
 from rl_training.report.report import Report
+from rl_training.report.statistics import Estimate
+from rl_training.report.summary import Pair
+from rl_training.report.tables import verdict
 from tests.report_files import curve_to, record_of, settings_of, two_methods, write_run
 from tests.report_pages import Page, require_alone
 from tests.runs import mostly_slow
@@ -58,6 +61,8 @@ def test_the_page_is_alone_and_says_who_is_better(tmp_path: Path, drawn: None) -
     assert "sac is better than td3 over all tasks: difference of the IQM" in page.words
     assert "sac is better than td3 on Hopper-v5" in page.words
     assert "td3 is better" not in page.words
+    assert "</li><li>" not in found.html()
+    assert "play the same episodes" in page.words
     for heading in ("Over all tasks", "Learning curves", "What was compared", "Normalisation"):
         assert heading in page.words
     assert "D4RL's reference returns" in page.words
@@ -186,6 +191,12 @@ def test_one_seed_is_said_and_has_no_interval(tmp_path: Path, drawn: None) -> No
     assert "is better" not in text
     assert "(one seed)" in text
     assert found.tables["tasks"].records()[0]["IQM, last low"] is None
+
+
+@pytest.mark.parametrize(("low", "said"), [(0.48, ", but the interval of P contains 0.5"), (0.51, "")])
+def test_a_better_method_that_may_win_no_more_often(low: float, said: str) -> None:
+    pair = Pair("awac", "bc", None, Estimate(303.0, 18.8, 632.0), Estimate(0.78, low, 1.0), None, enough=True)
+    assert verdict(pair) == f"awac is better{said}"
 
 
 def test_three_seeds_on_one_task_are_too_few(tmp_path: Path) -> None:
@@ -530,7 +541,7 @@ def test_figures_are_matplotlibs(tmp_path: Path) -> None:
     [page] = [value for _, name, value in shown.attributes if name == "srcdoc"]
     assert page == found.html()
     assert ("iframe", "sandbox", "allow-downloads") in shown.attributes
-    assert repr(found) == "Report(10 runs, 2 methods, 1 tasks)"
+    assert repr(found) == "Report(10 runs, 2 methods, 1 task)"
 
 
 def test_records_of_version_0_1(tmp_path: Path) -> None:
@@ -589,7 +600,10 @@ def test_results_of_another_program_are_a_method(tmp_path: Path) -> None:
         ("step,seed,value\n1,first,2\n", r"x.csv:2: seed must be a whole number, got 'first'$"),
         ("step,seed,value\n1,,2\n", r"x.csv:2: seed must be a whole number, got ''$"),
         ("step,seed,value\n1,0,nan\n", r"x.csv:2: step and value must be finite, got 1, nan$"),
-        ("step,seed,value\n1,0\n", r"x.csv:2: "),
+        ("step,seed,value\n1,0\n", r"x.csv:2: must have 3 fields, as the first line$"),
+        ("step,seed,value\n1,0,1,1\n", r"x.csv:2: must have 3 fields, as the first line$"),
+        ("step,seed,value\n-5,0,1\n", r"x.csv:2: step must be >= 0, got -5$"),
+        ("step,seed,value,task\n1,0,1,Pendulum\n", r"x.csv:2: task must be one of 'Pendulum-v1', got 'Pendulum'$"),
         ("step,seed,value\n1,0,1\n1,1,1\n1.0,0,2\n", r"x.csv:4: step 1.0 of seed 0 and Pendulum-v1 is given twi"),
         ("step,seed,value\n", r"x.csv: has no rows$"),
         (None, r"x.csv: No such file or directory$"),

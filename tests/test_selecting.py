@@ -256,6 +256,13 @@ def test_a_few_episodes_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     assert best.outside > choosing.MOST_OUTSIDE
 
 
+def test_a_warning_if_several_candidates_were_played_most() -> None:
+    said: list[str] = []
+    for played in ([2, 2, 2, 1], [3, 2, 1, 1], [0, 0]):
+        choosing._warn_of_tie(played, said.append)
+    assert said == ["3 trials are tied at 2 episodes each; use at least 20 episodes"]
+
+
 def test_the_interval_of_returns_is_that_of_their_mean() -> None:
     returns = np.array([1.0, 2.0, 4.0, 5.0])
     value, low, high = choosing._mean_return(returns)

@@ -113,6 +113,13 @@ def test_what_is_wrong_is_one_line(fields: dict[str, Any], words: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_misspelt_required_key_is_not_only_missing() -> None:
+    fields = tiny_tuning()
+    fields["spaces"] = fields.pop("space")
+    with pytest.raises(ConfigError, match=r"unknown key 'spaces'; did you mean 'space'\?$"):
+        read_tuning(fields)
+
+
 def test_with_many_corners_each_setting_is_taken_to_its_ends_alone() -> None:
     """The last setting alone is wrong, at its end, among more corners than are checked."""
     wide = {"gamma": [i / 400 for i in range(300)]}

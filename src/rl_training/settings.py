@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 from rl_training.errors import ConfigError, setting_hint
 
@@ -135,9 +136,16 @@ def _fields_at(path: Iterable[int | str], fields: Mapping[str, FieldInfo]) -> Ma
     return fields
 
 
+def _first(error: ValidationError) -> ErrorDetails:
+    """The first problem, but an unknown key before a missing one, which it may be."""
+    problems = error.errors()
+    unknown = (one for one in problems if one["type"] == "extra_forbidden")
+    return next(unknown, problems[0]) if problems[0]["type"] == "missing" else problems[0]
+
+
 def describe(error: ValidationError, fields: Mapping[str, FieldInfo], place: str = "") -> str:
     """The first problem that pydantic found, on one line: `subset_size must be >= 1, got 0`."""
-    problem = error.errors()[0]
+    problem = _first(error)
     path = ".".join(str(part) for part in problem["loc"])
     dotted = f"{place}.{path}" if place and path else (place or path)
     kind, value, context = problem["type"], problem["input"], problem.get("ctx", {})
@@ -178,7 +186,7 @@ class Settings(BaseModel):
         try:
             return cls.model_validate(dict(values))
         except ValidationError as error:
-            path = ".".join(str(part) for part in (place, *error.errors()[0]["loc"]) if part != "")
+            path = ".".join(str(part) for part in (place, *_first(error)["loc"]) if part != "")
             fields = {info.alias or name: info for name, info in cls.model_fields.items()}
             raise ConfigError(describe(error, fields, place), key=path) from None
 

@@ -23,9 +23,14 @@ _ATTRIBUTES = {
     "set_env": "use resume(env=…) or load(path, env=…)",
     "num_timesteps": "see metrics['global_step'] of the result of learn()",
     "replay_buffer": "rl-training dataset from-run RUN -o FILE writes it",
+    "save_replay_buffer": "every checkpoint has the replay buffer, and resume() uses it",
     "fit": "use learn(total_timesteps, dataset=…)",
+    "fit_online": "rl-training finetune RUN continues an offline run in the environment",
 }
 _ARGUMENTS = {
+    "n_steps": "use total_timesteps=…",
+    "n_steps_per_epoch": "log_interval, eval_interval and checkpoint_interval are settings of the class",
+    "evaluators": "eval_interval is a setting of the class",
     "callback": "use callbacks=…",
     "reset_num_timesteps": "a new model starts anew, and a trained one continues",
     "tb_log_name": "use run_suffix=…",

@@ -292,7 +292,8 @@ def _show_selection(found: Selection) -> None:
         print(f"reason to abstain: {reason}")
     if found.trial is None:
         print(
-            f"no trial is selected; the safe choice is {found.safe}; --anyway selects, --episodes K plays episodes"
+            f"no trial is selected; nearest to the data: {found.safe}; "
+            "--anyway selects, --episodes K plays episodes"
         )
     else:
         print(f"take {found.trial}: {found.checkpoint}")

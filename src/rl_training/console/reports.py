@@ -125,7 +125,7 @@ def _show_summary(report: Report, output: Path) -> None:
         )
     for method, settings in summary.groups.legend.items():
         note(f"{method}: {settings}")
-    note(f"{len(summary.reading.runs)} runs, {len(summary.methods)} methods, {len(summary.groups.tasks)} tasks")
+    note(summary.size)
     print(output)
 
 

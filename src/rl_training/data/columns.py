@@ -7,7 +7,7 @@ checked. `packing.py` packs them into rows. A *chunk* is a number of consecutive
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
@@ -25,6 +25,7 @@ ACTION_PROBS = "action_probs"
 SPACE = ("action_low", "action_high", "num_actions", "start")
 # Whether episodes continue after a row in `terminals`; see `Columns`.
 ENDS_AT_TIMEOUTS = "ends_at_timeouts"
+_MOST_IGNORED = 10  # names in a message
 CHUNK_BYTES = 8 * 2**20  # small enough that chunks reuse the same memory
 
 
@@ -83,6 +84,7 @@ class Columns:
     start: int = 0
     separated: bool = False
     ends_at_timeouts: bool = False
+    ignored: Sequence[str] = ()  # names of other columns in the source, for messages
     on_close: Callable[[], None] = field(default=lambda: None, repr=False)
 
     @classmethod
@@ -100,10 +102,11 @@ class Columns:
         )
 
     def __post_init__(self) -> None:
+        found = ", ".join([*self.data, *self.ignored[:_MOST_IGNORED]])
         for name in REQUIRED:
             if name not in self.data:
                 raise DatasetError(
-                    f"{self.name}: column {name!r} is missing; found: {', '.join(self.data) or 'none'}; "
+                    f"{self.name}: column {name!r} is missing; found: {found or 'none'}; "
                     f"needed: {', '.join(REQUIRED)}"
                 )
         if not any(name in self.data for name in OPTIONAL):

@@ -25,7 +25,7 @@ from rl_training.data.columns import ACTION_PROBS, Columns, bounds_of
 from rl_training.data.extra_columns import NEXT_ACTIONS, Column, describe
 from rl_training.data.formats.own import Reader
 from rl_training.data.mapped import as_tensor, read_ahead
-from rl_training.data.packing import allocate_rows, pack, unpack
+from rl_training.data.packing import allocate_rows, left_out, pack, unpack
 from rl_training.data.sources import TensorSource
 from rl_training.data.statistics import DatasetStatistics, moments_of, returns_of, statistics_of
 from rl_training.data.transforms import chunks, keep_spans, map_rewards, sum_n_steps, write_columns
@@ -72,6 +72,8 @@ class TransitionDataset:
     checksum: str | None = None  # `fingerprint()`, if known
     raw: RawRows | None = None  # of the source rows, see `as_raw`
     action_probs: NDArray[Any] | None = None
+
+    __array_ufunc__ = __iter__ = None  # neither NumPy nor a loop may take the episodes for items
 
     @classmethod
     def from_arrays(
@@ -341,7 +343,7 @@ class TransitionDataset:
         if not reserved:
             rows = allocate_rows(self.name, int(remaining.sum()), wide.width, self.memory_limit)
         write_columns(self.rows, self.layout, rows, wide, kept, values, _CHUNK_ROWS)
-        notes = [f"{len(one.lacking)} rows left out: {one.reason}" for one in values.values() if len(one.lacking)]
+        notes = [left_out(len(one.lacking), one.reason) for one in values.values() if len(one.lacking)]
         return self._changed(
             rows[: remaining.sum()],
             kept,

@@ -210,5 +210,10 @@ def _notes(ordered: bool, walk: Walk, dropped: int) -> tuple[str, ...]:
     elif not chaining.has_timeouts and chaining.breaks:
         notes.append(f"no column 'timeouts': {chaining.breaks} episode ends found from next_observations")
     if dropped:
-        notes.append(f"{dropped} rows left out: the last of an episode, without a next observation")
+        notes.append(left_out(dropped, "the last of an episode, without a next observation"))
     return tuple(notes)
+
+
+def left_out(rows: int, reason: str) -> str:
+    """`1 row left out: …`"""
+    return f"{rows} row{'s' * (rows != 1)} left out: {reason}"

@@ -178,6 +178,7 @@ def choose(
         others, data = hold_out(data, validation_fraction)
     chooser = Chooser(found, data, others, plan, bootstraps, home, watch)
     chosen = chooser.by_episodes(episodes) if episodes is not None else chooser.by_fqe(anyway=anyway)
+    _warn_of_tie([one.episodes for one in chosen.candidates], warn)
     return replace(chosen, seconds=time.monotonic() - started)
 
 
@@ -358,6 +359,11 @@ def _require_environment(found: Sequence[Candidate], episodes: int) -> None:
         raise ConfigError(
             f"episodes: the run of {without[0]} has no environment; leave episodes out to select by FQE"
         )
+
+
+def _warn_of_tie(played: Sequence[int], warn: Callable[[str], None]) -> None:
+    if (most := max(played)) and (tied := played.count(most)) > 1:
+        warn(f"{tied} trials are tied at {most} episodes each; use at least {5 * len(played)} episodes")
 
 
 def _most_promising(returns: Mapping[str, Sequence[float]]) -> str:

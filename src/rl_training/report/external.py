@@ -20,17 +20,16 @@ _COLUMNS = ("step", "seed", "value")
 _SHORT = 0.9
 
 
-def with_external(reading: Reading, files: Mapping[str, str | Path]) -> Reading:
-    """`reading` with a run for each seed and task of `files`, which are methods by name."""
-    tasks = dict.fromkeys(tasks_of(reading.runs).values())
-    only = next(iter(tasks)) if len(tasks) == 1 else None
+def with_external(reading: Reading, files: Mapping[str, str | Path], names: Mapping[str, str]) -> Reading:
+    """`reading` with a run for each seed and task of `files`, which are methods by name; `names` renames tasks."""
+    tasks = {task: names.get(task, task) for task in tasks_of(reading.runs).values()}
     if taken := [name for name in files if any(run.algo == name for run in reading.runs)]:
         raise ConfigError(f"{files[taken[0]]}: {taken[0]!r} names an algorithm of the runs; choose another name")
-    runs = [run for name, path in files.items() for run in _runs(name, Path(path), only)]
+    runs = [run for name, path in files.items() for run in _runs(name, Path(path), tasks)]
     return replace(reading, runs=(*reading.runs, *runs))
 
 
-def _runs(name: str, path: Path, only: str | None) -> list[Run]:
+def _runs(name: str, path: Path, tasks: Mapping[str, str]) -> list[Run]:
     points: dict[tuple[str, int], dict[float, float]] = {}
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
@@ -40,19 +39,16 @@ def _runs(name: str, path: Path, only: str | None) -> list[Run]:
                     f"{path}: has no column {missing[0]!r}; needed: {', '.join(_COLUMNS)}, maybe task"
                 )
             for row in rows:
-                task = row.get("task") or only
-                if task is None:
-                    raise ConfigError(f"{path}: the runs have several tasks; add a column 'task' with their names")
-                step, value = float(row["step"]), float(row["value"])
-                if not math.isfinite(step) or not math.isfinite(value):
-                    raise ValueError(f"step and value must be finite, got {row['step']}, {row['value']}")
+                if None in row or None in row.values():
+                    raise ValueError(f"must have {len(rows.fieldnames or ())} fields, as the first line")
+                task, (step, value) = _task(path, row.get("task"), tasks), _point(row)
                 of_seed = points.setdefault((task, _seed(row["seed"])), {})
                 if step in of_seed:
                     raise ValueError(f"step {row['step']} of seed {row['seed']} and {task} is given twice")
                 of_seed[step] = value
     except ConfigError:
         raise
-    except (ValueError, TypeError, csv.Error) as error:
+    except (ValueError, csv.Error) as error:
         raise ConfigError(f"{path}:{rows.line_num}: {error}") from None
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
@@ -62,9 +58,27 @@ def _runs(name: str, path: Path, only: str | None) -> list[Run]:
     return [_run(name, path, task, seed, found, longest[task]) for (task, seed), found in points.items()]
 
 
-def _seed(text: str | None) -> int:
+def _task(path: Path, name: str | None, known: Mapping[str, str]) -> str:
+    """The task of a row; `known` are the tasks of the runs with their new names."""
+    if not name and len(known) != 1:
+        raise ConfigError(f"{path}: the runs have several tasks; add a column 'task' with their names")
+    if name and known and name not in {*known, *known.values()}:
+        raise ValueError(f"task must be one of {', '.join(map(repr, known.values()))}, got {name!r}")
+    return name or next(iter(known))
+
+
+def _point(row: Mapping[str, str]) -> tuple[float, float]:
+    step, value = float(row["step"]), float(row["value"])
+    if not math.isfinite(step) or not math.isfinite(value):
+        raise ValueError(f"step and value must be finite, got {row['step']}, {row['value']}")
+    if step < 0:
+        raise ValueError(f"step must be >= 0, got {row['step']}")
+    return step, value
+
+
+def _seed(text: str) -> int:
     try:
-        return int(text or "")
+        return int(text)
     except ValueError:
         raise ValueError(f"seed must be a whole number, got {text!r}") from None
 

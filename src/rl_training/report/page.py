@@ -154,7 +154,7 @@ def verdicts(summary: Summary) -> list[str]:
         sign = 1 if pair.better == pair.first else -1
         ends = sorted((sign * pair.difference.low, sign * pair.difference.high))
         where = "over all tasks" if pair.task is None else f"on {pair.task}"
-        size = f"{number(sign * pair.difference.value)} [{number(ends[0])}, {number(ends[1])}]"
+        size = f"{number(sign * pair.difference.value)} [{number(ends[0])}, {number(ends[1])}]{pair.reservation}"
         found.append(f"{pair.better} is better than {other} {where}: difference of the IQM {size}")
     return found
 

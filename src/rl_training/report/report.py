@@ -82,9 +82,7 @@ class Report:
         return f'<iframe {frame} srcdoc="{escape(self.html())}"></iframe>'
 
     def __repr__(self) -> str:
-        found = self.summary
-        counts = {"runs": found.reading.runs, "methods": found.methods, "tasks": found.groups.tasks}
-        return f"Report({', '.join(f'{len(of)} {name}' for name, of in counts.items())})"
+        return f"Report({self.summary.size})"
 
 
 def read(
@@ -116,7 +114,7 @@ def read(
     options = Options(selection, normalize, references or {}, threshold)
     reading = read_runs(places, metric)
     _check_metric(reading)
-    reading = with_external(reading, external or {})
+    reading = with_external(reading, external or {}, names or {})
     return Report(summarise(reading, options), title or _title(places))
 
 

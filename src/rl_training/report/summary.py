@@ -94,6 +94,12 @@ class Pair:
             return None
         return self.first if self.difference.value > 0 else self.second
 
+    @property
+    def reservation(self) -> str:
+        """A remark if the interval of the probability contains 0.5, else an empty string."""
+        low, high = self.probability.low, self.probability.high
+        return "" if low is None or not low <= 0.5 <= high else ", but the interval of P contains 0.5"
+
 
 @dataclass(frozen=True)
 class Summary:
@@ -112,6 +118,12 @@ class Summary:
     @property
     def methods(self) -> tuple[str, ...]:
         return self.groups.methods
+
+    @property
+    def size(self) -> str:
+        """`12 runs, 2 methods, 1 task`."""
+        counts = {"run": self.reading.runs, "method": self.methods, "task": self.groups.tasks}
+        return ", ".join(f"{len(of)} {name}{'s' * (len(of) != 1)}" for name, of in counts.items())
 
     @property
     def runs(self) -> list[dict[str, Any]]:

@@ -192,7 +192,7 @@ def verdict(pair: Pair) -> str:
         return "one seed: no interval"
     if not pair.enough:
         return "too few seeds to tell"
-    return f"{pair.better} is better" if pair.better else "no difference shown"
+    return f"{pair.better} is better{pair.reservation}" if pair.better else "no difference shown"
 
 
 def _pairs(summary: Summary) -> Table:

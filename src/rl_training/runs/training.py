@@ -196,7 +196,7 @@ def _open_session(regime: Regime, guard: SignalGuard, console: Callable[..., Pro
             spec.opened(folder.path)
         with _status_restored_on_error(folder):
             _clean(folder, spec)
-            opening = [_summary(regime), *regime.remarks, _location(folder, checkpoint)]
+            opening = [_summary(regime), *regime.remarks, _location(folder, regime)]
             if changed := str(spec.changes()):
                 opening.append(f"changed settings: {changed}")
             if checkpoint is None and (busy := busy_note()):  # a resumed run keeps its number of threads
@@ -243,13 +243,15 @@ def _summary(regime: Regime) -> str:
     return f"{config.algo} on {' and '.join(sources)}, {budget}, {regime.learner.device}, seed {config.seed}"
 
 
-def _location(folder: RunDirectory, checkpoint: Checkpoint | None) -> str:
+def _location(folder: RunDirectory, regime: Regime) -> str:
     """The run's folder and the checkpoint from which it resumes, in one line."""
+    checkpoint, before = regime.spec.checkpoint, regime.pretraining
     if checkpoint is None:
         return f"run folder: {folder.path}"
+    step = f"update {checkpoint.step:,}" if checkpoint.step < before else f"step {checkpoint.step - before:,}"
     if checkpoint.path.parent == folder.checkpoints:
-        return f"resuming {folder.path} at step {checkpoint.step:,}"
-    return f"resuming {checkpoint.path} at step {checkpoint.step:,} in a new run folder: {folder.path}"
+        return f"resuming {folder.path} at {step}"
+    return f"resuming {checkpoint.path} at {step} in a new run folder: {folder.path}"
 
 
 def _has_single_environment(regime: Regime) -> bool:

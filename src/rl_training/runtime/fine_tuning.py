@@ -10,11 +10,14 @@ from rl_training.data.loading import DatasetConfig
 from rl_training.data.n_step import NStepConfig
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.registry import setting_names, spec_of
+from rl_training.experiment.gallery import GALLERY
+from rl_training.experiment.registry import list_algorithm_specs, setting_names, spec_of
 from rl_training.models.mlp import NetworkShape
 from rl_training.runs.init_from import find_origin
 from rl_training.runs.state import config_of, read_run_checkpoint, spaces_from
+from rl_training.runtime.offline_to_online import OfflineToOnline
 from rl_training.runtime.resume_settings import with_data
+from rl_training.runtime.trainers import AlgorithmSpec
 from rl_training.settings import seed_list
 
 _KEPT = LearnerConfig, NetworkShape, DatasetConfig, NStepConfig
@@ -31,13 +34,17 @@ def fine_tuning_config(run: str, changes: Mapping[str, Any], overrides: Sequence
         find_origin(run, changes.get("seed") if seeds is None else seed_list(seeds)[0])
     )
     before = config_of(checkpoint).replace(allow_import=changes.get("allow_import", False))
-    regime, sections = spec_of(before).chosen(before.regime)
+    spec = spec_of(before)
+    regime, sections = spec.chosen(before.regime)
     if regime.key() != "offline":
         raise ConfigError(f"{run}: not an offline run; use resume, or --init-from in a new run")
+    if not _can_continue(spec):
+        able = [one.name for one in list_algorithm_specs() if _can_continue(one)]
+        raise ConfigError(f"{run}: {spec.name} cannot be fine-tuned, only {', '.join(able)}")
     owners, given = sections.owners(), before.algo_kwargs
     kept = {key: value for key, value in given.items() if key == "batch_size" or issubclass(owners[key], _KEPT)}
     fields = {
-        "regime": "offline_to_online",
+        "regime": OfflineToOnline.key(),
         "init_from": run,
         "algo_kwargs": kept,
         "given_envs": tuple(key for key in before.given_envs if key not in changes),
@@ -53,4 +60,11 @@ def fine_tuning_config(run: str, changes: Mapping[str, Any], overrides: Sequence
             f"{run}: was trained on arrays in memory; start a run with init_from, regime offline_to_online and "
             "learn(dataset=…)"
         )
-    return with_data(before, config, data, None)
+    published = checkpoint.path.is_relative_to(GALLERY)
+    cause = "a published policy comes without its data" if published else "if it was moved"
+    return with_data(before, config, data, None, cause)
+
+
+def _can_continue(spec: AlgorithmSpec) -> bool:
+    """Whether the algorithm trains offline and then online."""
+    return {"offline", OfflineToOnline.key()} <= {regime.key() for regime in spec.regimes}

@@ -47,15 +47,22 @@ def require_same_seed(before: TrainConfig, now: TrainConfig) -> None:
 
 
 def with_data(
-    before: TrainConfig, now: TrainConfig, record: Mapping[str, Any], given: TransitionDataset | None
+    before: TrainConfig,
+    now: TrainConfig,
+    record: Mapping[str, Any],
+    given: TransitionDataset | None,
+    cause: str = "if it was moved",
 ) -> TrainConfig:
-    """`now` with located data files; relative paths start from the folder where the run was started."""
+    """`now` with located data files; relative paths start from the folder where the run was started.
+
+    `cause` is part of the message if a file does not exist.
+    """
     if given is not None:
         return now
     folder = Path(str(record.get("folder", Path.cwd())))
     known = {one.get("dataset_path") for one in _dataset_settings(before)}
     mixture = bool(now.algo_kwargs.get("datasets"))
-    remedy = f"if it was moved, add --set {'datasets' if mixture else 'dataset_path'}=…"
+    remedy = f"{cause}, add --set {'datasets' if mixture else 'dataset_path'}=…"
     found = [{**one, **_located(one.get("dataset_path"), known, folder, remedy)} for one in _dataset_settings(now)]
     return now.replace(algo_kwargs={**now.algo_kwargs, "datasets": found} if mixture else found[0])
 

@@ -124,7 +124,8 @@ def read_hdf5(path: str | os.PathLike[str]) -> Columns:
             extra = {
                 name: np.asarray(file.attrs[name]) for name in (*SPACE, ENDS_AT_TIMEOUTS) if name in file.attrs
             }
-        return Columns(str(path), data, **space_of(str(path), extra), on_close=file.close)
+        ignored = sorted(present - set(data))
+        return Columns(str(path), data, **space_of(str(path), extra), ignored=ignored, on_close=file.close)
     except BaseException:
         file.close()
         raise

@@ -40,8 +40,8 @@ def minari_folder(dataset_id: str) -> Path:
                 "(dataset_kind or --kind, module:function), or use TransitionDataset.from_arrays"
             )
         raise DatasetError(
-            f"dataset_id {dataset_id!r} is not a Minari id; expected 'namespace/name-v0', for example "
-            "'D4RL/pen/human-v2'"
+            f"{dataset_id!r} is not a Minari id; expected 'namespace/name-v0', for example 'D4RL/pen/human-v2', or "
+            "a file name that ends in .npz, .hdf5 or .h5"
         )
     root = os.environ.get("MINARI_DATASETS_PATH")
     return (Path(root) if root else Path.home() / ".minari" / "datasets") / dataset_id / "data"

@@ -149,7 +149,8 @@ def read_npz(path: str | os.PathLike[str]) -> Columns:
             for name in (*SPACE, ENDS_AT_TIMEOUTS)
             if f"{name}.npy" in members
         }
-        return Columns(str(file), data, **space_of(str(file), extra), on_close=archive.close)
+        ignored = [name for name in (member.removesuffix(".npy") for member in members) if name not in data | extra]
+        return Columns(str(file), data, **space_of(str(file), extra), ignored=ignored, on_close=archive.close)
     except BaseException:
         archive.close()
         raise
