@@ -22,7 +22,7 @@ def fail(session: Session) -> None:
 
 def interrupt(session: Session) -> None:
     if session.clock.ticks == 25 and session.config.seed == 3:
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)  # a background job ignores SIGINT
 
 
 @pytest.mark.parametrize(

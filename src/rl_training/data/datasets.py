@@ -167,7 +167,6 @@ class TransitionDataset:
         wide = RowLayout.of(spaces, reserve)
         room = allocate_rows(columns.name, len(columns), wide.width, memory_limit) if rows is None else rows
         packed, ends, notes, kept = pack(columns, spaces, wide, room)
-        notes = (*notes, "one episode only") if len(ends) == 1 else notes
         made = cls(packed, spaces, ends, columns.name, notes, extras=reserve, memory_limit=memory_limit)
         found = columns.data.get(ACTION_PROBS)
         return made if found is None else replace(made, action_probs=found.read(0, len(columns))[kept])

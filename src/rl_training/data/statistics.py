@@ -71,7 +71,7 @@ def statistics_of(data: TransitionDataset) -> DatasetStatistics:
         action_counts=_action_counts(data),
         obs_mean=floats(mean),
         obs_std=floats(std),
-        notes=data.notes,
+        notes=(*data.notes, *(["one episode only"] if len(data.episode_ends) == 1 else [])),
     )
 
 
