@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.evidence import earlier
+from benchmarks.evidence import earlier, judging
 from benchmarks.peers import leanrl, learn, loops, sb3
 from benchmarks.peers.checkouts import commit_of
 from benchmarks.peers.protocol import Evaluated
@@ -355,7 +355,7 @@ def publish(folder: Path, algo: str, task: str, file: str, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def test_corl_learns_from_the_rows_and_is_judged_on_the_episodes_of_every_run(tmp_path: Path) -> None:
+def test_corl_learns_from_the_rows_and_is_judged_on_the_episodes_of_a_study(tmp_path: Path) -> None:
     checkout(pendulum_file(tmp_path), "offline/td3_bc.py", CORL_LEARNER)
     publish(tmp_path, "td3_bc", "pendulum", "replay_v2.yaml", "alpha: 4e-1\nenv: p-v2\nseed: 9\nmax_timesteps: 9\n")
     (job,) = offline_jobs("corl", tmp_path, "--algo", "td3_bc", seeds=[5], reward_scale=3.0)
@@ -379,7 +379,7 @@ def test_corl_learns_from_the_rows_and_is_judged_on_the_episodes_of_every_run(tm
                 mean = torch.from_numpy(data["observations"].mean(0))
             return ((obs - mean) / 2.0)[:, :1].add(0.7).clamp(-1.0, 1.0)
 
-    evaluator = Evaluator(job.config, spaces_of(job.config))
+    evaluator = Evaluator(job.config, spaces_of(job.config), seed=judging.SEED)
     policy: Any = Double()
     assert entry["final"] == pytest.approx(evaluator.run(policy, 2), rel=1e-4)
     evaluator.close()
@@ -436,8 +436,8 @@ def test_returns_stand_beside_those_of_every_peer() -> None:
     runs += [learned("rl_training", 0, 1010.0), learned("rl_training", 1, 990.0), learned("d3rlpy", 0, 1200.0)]
     (text,) = earlier.sections({str(i): run for i, run in enumerate(runs)}).values()
     assert "| CORL IQL | `corl's` | 9 | 0 1 | 900, 920 | 910 ± 14 |" in text
-    assert "| d3rlpy IQL | `d3rlpy's` | 9 | 0 | 1200 | 1200 |" in text
-    assert "| IQL | `rl_training's` | 9 | 0 1 | 1010, 990 | 1000 ± 14 |" in text
+    assert "| d3rlpy IQL | `d3rlpy's` | 9 | 0 | 1200 | 1,200 |" in text
+    assert "| IQL | `rl_training's` | 9 | 0 1 | 1010, 990 | 1,000 ± 14 |" in text
     assert "IQL compared with CORL: difference of the means +90, standard error 14: not " in text
     assert "standard error 14: not significantly worse (fewer than three seeds)." in text
     assert "| the data itself, 3 episodes | – |" in text
