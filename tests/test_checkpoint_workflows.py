@@ -183,7 +183,7 @@ def test_the_best_policy_predicts_and_evaluates_but_does_not_resume(run: Path) -
     best = run / "best"
     assert "eval_return_mean" in evaluate_checkpoint(best)
     assert predict_checkpoint(best, np.zeros(3)).shape == (1,)
-    with pytest.raises(ConfigError, match="holds a policy only; resume the run folder, or use --init-from"):
+    with pytest.raises(ConfigError, match="holds a policy only; resume the run folder, or use init_from"):
         resume(best)
 
 

@@ -280,7 +280,7 @@ def test_the_command_keeps_settings_data_and_learner(tmp_path: Path, monkeypatch
 
 def test_the_command_takes_offline_runs_alone(tmp_path: Path) -> None:
     online = train(tiny("sac", tmp_path)).run_dir
-    with pytest.raises(ConfigError, match="not an offline run; use resume, or --init-from in a new run"):
+    with pytest.raises(ConfigError, match="not an offline run; use resume, or init_from in a new run"):
         fine_tuning_config(str(online), {"total_timesteps": 10})
     cloned = train(offline("bc", tmp_path, kwargs={})).run_dir
     both = "td3_bc, iql, cql, awac, rebrac, fql, cal_ql"
@@ -318,7 +318,7 @@ def test_a_run_on_arrays_in_memory_is_fine_tuned_in_python(tmp_path: Path) -> No
 
 def test_a_resumed_run_keeps_its_regime(tmp_path: Path) -> None:
     run = train(offline("iql", tmp_path)).run_dir
-    with pytest.raises(ConfigError, match="regime: cannot change in a resumed run; start a run with --init-from"):
+    with pytest.raises(ConfigError, match="regime: cannot change in a resumed run; start a run with init_from"):
         resume(run, overrides=["regime=offline_to_online"])
 
 

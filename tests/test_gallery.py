@@ -174,9 +174,9 @@ def test_what_needs_more_than_a_policy_is_refused_in_one_line() -> None:
         model.predict_value([1.0, 0.0, 0.0])
     with pytest.raises(ConfigError, match="bc learns no value function"):
         rl_training.load("gallery/bc").predict_value([1.0, 0.0, 0.0])
-    with pytest.raises(ConfigError, match="holds a policy only; resume the run folder, or use --init-from"):
+    with pytest.raises(ConfigError, match=r"holds a policy only; resume the run folder, or use init_from$"):
         resume_training("gallery/sac")
-    with pytest.raises(ConfigError, match=r"holds a policy only; resume the run folder, or use init_from=$"):
+    with pytest.raises(ConfigError, match=r"holds a policy only; resume the run folder, or use init_from$"):
         model.resume(100)
 
 

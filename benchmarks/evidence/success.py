@@ -67,13 +67,16 @@ def sections(entries: dict[str, Entry]) -> Sections:
         task = one["env"].removeprefix("ogbench/").partition("-play")[0]
         groups.setdefault((task, one["algo"]), {}).setdefault(one["seed"], {})[one["updates"]] = one["success"]
     rows = []
-    for (task, algo), seeds in sorted(groups.items()):
+    for task, algo in ((task, algo) for task, published in PUBLISHED.items() for algo in published):
+        if not (seeds := groups.get((task, algo))):
+            rows.append([task, algo, "–", 0, "–", "–", PUBLISHED[task][algo]])
+            continue
         values = [
             100 * statistics.fmean(found[n] for n in sorted(found)[-LAST:]) for _, found in sorted(seeds.items())
         ]
         steps = [max(found) for found in seeds.values()]
         rows.append([task, algo, f"{min(steps):,}", len(seeds), report.spread(values), report.returns(values),
-                     PUBLISHED.get(task, {}).get(algo, "–")])  # fmt: skip
+                     PUBLISHED[task][algo]])  # fmt: skip
     header = ["task", "algorithm", "updates", "seeds", "success, %", "each seed", "published, a million updates"]
     head = (
         "# OGBench\n\nWritten by `python -m benchmarks.evidence.success`: play data generated with seed 0 by "

@@ -134,14 +134,12 @@ def train(
     with _explained(loaded):
         chosen = loaded.config
         algorithm_name(chosen.algo, chosen.plugin, allow_import=chosen.allow_import)
-        from rl_training.api.data import DATA_KEYS, resolve_data
+        from rl_training.api.data import require_one_source, resolve_data
         from rl_training.console.results import show_results
         from rl_training.experiment.manager import ExperimentManager
         from rl_training.runs.spec import RunOptions
 
-        for text in () if dataset is None else overrides or ():
-            if (key := text.partition("=")[0].removeprefix("algo_kwargs.").partition(".")[0]) in DATA_KEYS:
-                raise ConfigError(f"give the data with --dataset or with --set {key}, not with both")
+        require_one_source(dataset, overrides or ())
         chosen, _ = resolve_data(dataset, chosen)
         if config is None and chosen.env_id is not None and chosen.eval_episodes:
             interval = max(1, chosen.total_timesteps // 10)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rl_training.data.datasets import TransitionDataset
@@ -17,7 +17,7 @@ from rl_training.experiment.registry import resolve, spec_of
 
 Data = TransitionDataset | str | os.PathLike[str] | Mapping[str, Any] | None
 # Keys of `algo_kwargs` that name the data; a file passed to `learn` replaces all of them.
-DATA_KEYS = ("dataset_kind", "dataset_path", "dataset_id", "datasets")
+_DATA_KEYS = ("dataset_kind", "dataset_path", "dataset_id", "datasets")
 
 
 def resolve_data(
@@ -35,7 +35,7 @@ def resolve_data(
             "dataset: give a TransitionDataset, a file (.npz, .hdf5), a Minari id or a mapping of arrays, "
             f"got {type(given).__name__}"
         )
-    kept = {key: value for key, value in config.algo_kwargs.items() if key not in DATA_KEYS}
+    kept = {key: value for key, value in config.algo_kwargs.items() if key not in _DATA_KEYS}
     kind = kind_of(given)
     key = "dataset_id" if kind == "minari" else "dataset_path"
     config = config.replace(algo_kwargs={**kept, "dataset_kind": kind, key: os.fspath(given)})
@@ -60,3 +60,10 @@ def _from_mapping(
     else:
         known = {"spaces": spaces_of(config, given=given)}
     return TransitionDataset.from_arrays(**{**known, **arrays})
+
+
+def require_one_source(dataset: Data, overrides: Sequence[str]) -> None:
+    """Raise if `key=value` overrides name data in addition to `dataset`."""
+    for text in () if dataset is None else overrides:
+        if (key := text.partition("=")[0].removeprefix("algo_kwargs.").partition(".")[0]) in _DATA_KEYS:
+            raise ConfigError(f"give the data with --dataset or with --set {key}, not with both")

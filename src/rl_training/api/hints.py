@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
@@ -40,7 +39,6 @@ _ARGUMENTS = {
     "n_eval_episodes": "use evaluate(num_episodes=…)",
     **dict.fromkeys(("state", "episode_start"), "policies here are not recurrent; leave it out"),
 }
-_OPTION = re.compile("--init-from( (?=[^ ]*/))?")  # with the space before a path
 M = TypeVar("M", bound=Callable[..., Any])
 
 
@@ -69,7 +67,7 @@ def _takes(env: Any, name: str) -> bool:
 
 
 def with_argument_hints(method: M) -> M:
-    """`method`; its errors include a remedy for an unknown keyword, and name settings as in Python."""
+    """`method`; its error for an unknown keyword includes a remedy."""
     known = inspect.signature(method).parameters
 
     @functools.wraps(method)
@@ -77,10 +75,6 @@ def with_argument_hints(method: M) -> M:
         for name in keywords:
             if name not in known and name in _ARGUMENTS:
                 raise TypeError(f"{method.__name__}() has no argument {name!r}; {_ARGUMENTS[name]}")
-        try:
-            return method(*given, **keywords)
-        except ConfigError as error:
-            error.args = (_OPTION.sub("init_from=", str(error)),)
-            raise
+        return method(*given, **keywords)
 
     return checked  # type: ignore[return-value]

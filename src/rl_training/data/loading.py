@@ -49,8 +49,7 @@ class DatasetChoice(Settings):
     dataset_kind: Annotated[str, AfterValidator(_known_kind)] | None = None
     """source of the data: `random` collects it from the environment; `npz`, `hdf5` or `minari`; OGBench's play data
     labelled with a task, `ogbench/cube-single-play-singletask-task2-v0`; your own format as `module:function`, with
-    --allow-import; null: by the suffix of `dataset_path`, or passed to
-    `learn(dataset=…)`"""
+    --allow-import; null: by the suffix of `dataset_path`, or passed to `learn(dataset=…)`"""
     dataset_path: PathText | None = None
     """path of the `npz` or `hdf5` file, or of the file of your own format"""
     dataset_id: str | None = None

@@ -34,15 +34,7 @@ def mix(
         if not weight > 0 or not np.isfinite(weight):
             key = f"datasets.{index}.weight"
             raise ConfigError(f"{key} must be > 0, got {weight}", key=key)
-        if dataset.n_step > 1:
-            problem = f"rows of {dataset.n_step} steps cannot be mixed; mix before with_n_step"
-            raise DatasetError(f"{dataset.name}: {problem}")
-        require_same_spaces(first.name, first.spaces, dataset.name, dataset.spaces)
-        if first.extras != dataset.extras:
-            has, other = describe(first.extras), describe(dataset.extras)
-            raise DatasetError(
-                f"{first.name} and {dataset.name} cannot be mixed: the first has {has}, the second has {other}"
-            )
+        _require_alike(first, dataset)
     name = " + ".join(dataset.name for dataset, _ in components)
     sizes = [len(dataset) for dataset, _ in components]
     offsets = np.cumsum([0, *sizes])
@@ -71,6 +63,20 @@ def mix(
         memory_limit=memory_limit,
         action_probs=np.concatenate(probs) if len(probs) == len(components) else None,
     )
+
+
+def _require_alike(first: TransitionDataset, dataset: TransitionDataset) -> None:
+    """Raise if the rows of two data sets mean different things."""
+    if dataset.n_step > 1:
+        raise DatasetError(
+            f"{dataset.name}: rows of {dataset.n_step} steps cannot be mixed; mix before with_n_step"
+        )
+    require_same_spaces(first.name, first.spaces, dataset.name, dataset.spaces)
+    if first.extras != dataset.extras:
+        has, other = describe(first.extras), describe(dataset.extras)
+        raise DatasetError(
+            f"{first.name} and {dataset.name} cannot be mixed: the first has {has}, the second has {other}"
+        )
 
 
 def merge(datasets: Sequence[TransitionDataset]) -> TransitionDataset:

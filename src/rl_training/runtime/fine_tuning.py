@@ -37,7 +37,7 @@ def fine_tuning_config(run: str, changes: Mapping[str, Any], overrides: Sequence
     spec = spec_of(before)
     regime, sections = spec.chosen(before.regime)
     if regime.key() != "offline":
-        raise ConfigError(f"{run}: not an offline run; use resume, or --init-from in a new run")
+        raise ConfigError(f"{run}: not an offline run; use resume, or init_from in a new run")
     if not _can_continue(spec):
         able = [one.name for one in list_algorithm_specs() if _can_continue(one)]
         raise ConfigError(f"{run}: {spec.name} cannot be fine-tuned, only {', '.join(able)}")

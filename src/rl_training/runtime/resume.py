@@ -197,7 +197,7 @@ def _config_to_continue(
 ) -> TrainConfig:
     """The settings of a run that resumes from `checkpoint`."""
     if "optimizers" not in checkpoint.tensors:
-        raise ConfigError(f"{checkpoint.path} holds a policy only; resume the run folder, or use --init-from")
+        raise ConfigError(f"{checkpoint.path} holds a policy only; resume the run folder, or use init_from")
     before = config_of(checkpoint)
     data = checkpoint.records["dataset"]
     config = with_data(before, changed_config(before, changes, overrides), data, dataset)

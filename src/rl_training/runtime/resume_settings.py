@@ -27,12 +27,12 @@ def changed_config(config: TrainConfig, changes: Mapping[str, Any] | None, overr
     changed = config.replace(**(changes or {})).with_overrides(overrides, setting_names)
     if changed.algo != config.algo:
         raise ConfigError(
-            f"algo: {changed.algo!r} cannot resume what {config.algo!r} trained; start a run with --init-from",
+            f"algo: {changed.algo!r} cannot resume what {config.algo!r} trained; start a run with init_from",
             key="algo",
         )
     spec = spec_of(changed)
     if spec.chosen(changed.regime) != spec.chosen(config.regime):
-        raise ConfigError("regime: cannot change in a resumed run; start a run with --init-from", key="regime")
+        raise ConfigError("regime: cannot change in a resumed run; start a run with init_from", key="regime")
     resolve(changed)
     return changed
 
@@ -124,7 +124,7 @@ def _require_same_shape(before: TrainConfig, now: TrainConfig) -> None:
         if name in _SWITCHES and (value == _SWITCHES[name]) != (was == _SWITCHES[name]):
             raise ConfigError(
                 f"algo_kwargs.{name}: cannot change from {was} to {value}: a resumed run cannot start or stop "
-                "learning it; start a new run, with --init-from for these networks",
+                "learning it; start a new run, with init_from for these networks",
                 key=f"algo_kwargs.{name}",
             )
 

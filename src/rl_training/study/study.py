@@ -284,11 +284,13 @@ def _scored(
 def _left_out(group: Sequence[dict[str, Any]]) -> list[str]:
     """Why each trial of an incomplete configuration is left out."""
     unfinished = sum(record["status"] != "done" for record in group)
-    several = "s" * (unfinished != 1)
-    whole = f"its configuration has {unfinished} unfinished trial{several}"
-    whole = whole if unfinished else "a trial of its configuration has no evaluation"
-    reasons = {True: whole, False: "it is not done"}
-    return [f"{one['trial']} is left out: {reasons[one['status'] == 'done']}" for one in group]
+    lacks = (
+        f"{unfinished} unfinished trial{'s' * (unfinished != 1)}" if unfinished else "a trial without evaluation"
+    )
+    whole = f"its configuration has {lacks}"
+    return [
+        f"{one['trial']} is left out: {whole if one['status'] == 'done' else 'it is not done'}" for one in group
+    ]
 
 
 def _better_so_far(group: Sequence[dict[str, Any]], metric: str, best: float) -> list[str]:
