@@ -396,6 +396,7 @@ def test_libraries_are_asked_for_what_they_have(tmp_path: Path) -> None:
     assert said == {
         "corl iql": "CORL's defaults",  # the checkout has nothing for this file
         "corl td3_bc": "CORL's defaults",
+        "d3rlpy bc": "d3rlpy's defaults",
         "d3rlpy crr": "d3rlpy's defaults",
         "d3rlpy iql": "d3rlpy's defaults",
     }
@@ -718,6 +719,63 @@ def test_stable_baselines_makes_as_many_updates_per_step(overrides: list[str], r
 def test_rounds_of_updates_that_stable_baselines_cannot_make_are_refused() -> None:
     with pytest.raises(SystemExit, match="multiple"):
         sb3.rounds_of(lean_config("num_envs=3", "algo_kwargs.train_frequency=2", algo="sac"))
+
+
+AGENTS = {
+    "sac": (["algo_kwargs.alpha=0.3"], {"ent_coef": 0.3}),
+    "td3": (
+        ["algo_kwargs.policy_delay=3", "algo_kwargs.target_policy_noise=0.4", "algo_kwargs.target_noise_clip=0.7",
+         "algo_kwargs.exploration_noise=0.2"],
+        {"policy_delay": 3, "target_policy_noise": 0.4, "target_noise_clip": 0.7},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("algo", AGENTS)
+def test_agent_of_stable_baselines_has_the_settings_of_a_config(algo: str) -> None:
+    pytest.importorskip("stable_baselines3")
+    overrides, own = AGENTS[algo]
+    common = {"batch_size": 32, "gamma": 0.9, "tau": 0.25, "learning_rate": 0.002, "learning_starts": 40}
+    sizes = ["algo_kwargs.hidden_sizes=[8, 9]", "algo_kwargs.buffer_capacity=50"]
+    given = [f"algo_kwargs.{name}={value}" for name, value in common.items()]
+    agent = sb3.agent_of(lean_config(*overrides, *sizes, *given, algo=algo, steps=99), sb3.Still(False))
+    assert {name: getattr(agent, name) for name in common | own} == pytest.approx(common | own)
+    assert (agent.seed, agent.buffer_size, agent.gradient_steps, agent.train_freq.frequency) == (4, 50, 1, 1)
+    for network in (agent.actor, agent.critic):
+        widths = [layer.out_features for layer in network.modules() if isinstance(layer, torch.nn.Linear)]
+        assert widths[:2] == [8, 9]
+    if algo == "td3":
+        assert agent.action_noise._sigma.tolist() == [0.2] * cases.ACTION_DIM
+    obs = torch.linspace(-1.0, 1.0, 2 * cases.OBS_DIM).view(2, cases.OBS_DIM)
+    expected, _ = agent.predict(obs.numpy(), deterministic=True)
+    np.testing.assert_allclose(sb3.SB3Policy(agent).mode(obs).detach(), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("algo", AGENTS)
+def test_stable_baselines_learns_and_is_evaluated_on_the_episodes_of_a_study(
+    algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("stable_baselines3")
+    agents, make = [], sb3.agent_of
+    monkeypatch.setattr(sb3, "agent_of", lambda *given: agents.append(make(*given)) or agents[-1])
+    study, task = tmp_path / "some.yaml", {"config": f"{algo}/pendulum"}
+    limits = {
+        "total_timesteps": 40,
+        "learning_starts": 30,
+        "eval_interval": 20,
+        "eval_episodes": 1,
+        "device": "cpu",
+    }
+    study.write_text(dump_yaml({"set": limits, "seeds": [3], "tasks": [task]}), encoding="utf-8")
+    (job,) = learn.jobs(learn.arguments(["sb3", str(study), "--episodes", "2"]))
+    assert job.key == f"some/Pendulum-v1/sb3 {algo}/3"
+    entry = learn.perform(job)
+    assert (entry["steps"], entry["updates"], entry["settings"]) == (40, 10, "ours")
+    assert [step for step, _, _ in entry["curve"]] == [20, 40]
+    evaluator = Evaluator(job.config, spaces_of(job.config), seed=judging.SEED)
+    policy: Any = sb3.SB3Policy(agents[0])
+    assert entry["final"] == evaluator.run(policy, 2)
+    evaluator.close()
 
 
 def test_leanrl_is_not_set_beside_another_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

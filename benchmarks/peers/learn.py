@@ -6,8 +6,8 @@
 
 A peer has the networks, batch size, observations and number of updates of each configuration of the study that its
 library has the algorithm of; the rest are its own defaults, or what CORL published for the data set.
-Stable-Baselines3 has every setting of SAC. Results are kept in `benchmarks/results/peers.json` and shown with the
-study's (`python -m benchmarks.evidence render`). Several commands may run at the same time.
+Stable-Baselines3 also gets the other settings of SAC and TD3. Results are kept in `benchmarks/results/peers.json`
+and shown with the study's (`python -m benchmarks.evidence render`). Several commands may run at the same time.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from rl_training.runtime.controls import ControlConfig
 from rl_training.study.description import Location, read_description
 from rl_training.updates.schedules import OptimizationConfig
 
-ALGORITHMS = {"sb3": ("sac",), "d3rlpy": ("bc", "cql", "crr", "awac", "iql"), "corl": ("td3_bc", "iql")}
+ALGORITHMS = {"sb3": ("sac", "td3"), "d3rlpy": ("bc", "cql", "crr", "awac", "iql"), "corl": ("td3_bc", "iql")}
 # Those of d3rlpy for discrete actions, with the settings of the studies `discrete-…`.
 DISCRETE = {
     "bc": {"learning_rate": 1e-3},
@@ -124,7 +124,7 @@ def jobs(options: argparse.Namespace) -> Iterator[Job]:
         raise SystemExit(f"{options.library} has no {', '.join(sorted(missing))} here")
     deadline = time.time() + 60 * options.minutes if options.minutes else None
     for one in wanted:
-        if options.library == "d3rlpy" and spaces_of(one.config).discrete != (one.config.algo in DISCRETE):
+        if options.library == "d3rlpy" and spaces_of(one.config).discrete and one.config.algo not in DISCRETE:
             continue
         settings, named = peer_settings(options, one.config)
         for seed in options.seeds or one.seeds:
@@ -134,7 +134,7 @@ def jobs(options: argparse.Namespace) -> Iterator[Job]:
 
 
 def train_sb3(job: Job) -> Entry:
-    """SAC of Stable-Baselines3 with every setting of the configuration."""
+    """An agent of Stable-Baselines3 with the settings of the configuration."""
     import gymnasium as gym
     from stable_baselines3.common.callbacks import BaseCallback
 

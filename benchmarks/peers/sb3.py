@@ -1,4 +1,4 @@
-"""Stable-Baselines3 and sb3-contrib: `train()` on their own replay buffer, and whole runs of SAC."""
+"""Stable-Baselines3 and sb3-contrib: `train()` on their own replay buffer, and whole runs of SAC and TD3."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class SB3Policy(Evaluated):
         self.agent = agent
 
     def mode(self, obs: Tensor) -> Tensor:
-        actions: Tensor = self.agent.actor(obs.to(self.agent.device), deterministic=True)
+        actions: Tensor = self.agent.actor._predict(obs.to(self.agent.device), deterministic=True)
         return actions.cpu()
 
 
@@ -72,14 +72,26 @@ def rounds_of(config: TrainConfig) -> tuple[int, int]:
     return max(1, every // count), updates
 
 
+def own_settings(algo: str, settings: dict[str, Any], action_shape: tuple[int, ...]) -> dict[str, Any]:
+    """What SAC or TD3 alone has; noise is in units of the action range [-1, 1] on both sides."""
+    if algo == "sac":
+        entropy = settings["target_entropy"]
+        return {"ent_coef": settings["alpha"], "target_entropy": "auto" if entropy is None else entropy}
+    from stable_baselines3.common.noise import NormalActionNoise
+
+    noise = NormalActionNoise(np.zeros(action_shape), np.full(action_shape, settings["exploration_noise"]))
+    same = ("policy_delay", "target_policy_noise", "target_noise_clip")
+    return {"action_noise": noise} | {name: settings[name] for name in same}
+
+
 def agent_of(config: TrainConfig, env: Any, **options: Any) -> Any:
-    """A SAC with the settings of one of our configurations."""
+    """SAC or TD3 with the settings of one of our configurations."""
     import stable_baselines3 as sb3
 
     settings = resolve(config).to_dict()
     every, updates = rounds_of(config)
     random_steps = resolve(config)[OnlineConfig].acts_randomly_until(config)
-    return sb3.SAC(
+    return getattr(sb3, config.algo.upper())(
         "MlpPolicy",
         env,
         learning_rate=settings["learning_rate"],
@@ -90,11 +102,10 @@ def agent_of(config: TrainConfig, env: Any, **options: Any) -> Any:
         gamma=settings["gamma"],
         train_freq=every,
         gradient_steps=updates,
-        ent_coef=settings["alpha"],
-        target_entropy="auto" if settings["target_entropy"] is None else settings["target_entropy"],
         policy_kwargs={"net_arch": list(settings["hidden_sizes"])},
         device=str(choose_device(config.device)),
         seed=config.seed,
+        **own_settings(config.algo, settings, env.action_space.shape),
         **options,
     )
 
