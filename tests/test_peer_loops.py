@@ -7,6 +7,7 @@ import ast
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,58 @@ def train(config: TrainConfig):
         assert (t + 1) % config.eval_freq, "evaluates"
 """
 
+# The interface of CORL's ReBRAC; its actor adds a tenth of the updates it had to the first state.
+CORL_REBRAC = """
+from dataclasses import asdict, dataclass
+import d4rl
+import gym
+import jax
+import numpy as np
+import pyrallis
+import wandb
+from tqdm.auto import trange
+
+@dataclass
+class Config:
+    actor_bc_coef: float = 1.0
+    critic_bc_coef: float = 1.0
+    hidden_dim: int = 1
+    actor_n_hiddens: int = 1
+    critic_n_hiddens: int = 1
+    batch_size: int = 1
+    num_epochs: int = 1000
+    num_updates_on_epoch: int = 1000
+    eval_every: int = 5
+    train_seed: int = 0
+
+def qlearning_dataset(env):
+    return env.get_dataset()
+
+def wrap_env(env, state_mean=0.0, state_std=1.0):
+    return gym.wrappers.TransformObservation(env, state_mean)
+
+def evaluate(env, params, action_fn, num_episodes, seed):
+    raise AssertionError("evaluates")
+
+@pyrallis.wrap()
+def main(config: Config):
+    wandb.init(config=asdict(config))
+    wandb.mark_preempting()
+    env = gym.make("none")
+    rows = qlearning_dataset(env)
+    env = wrap_env(env, rows["observations"].mean(0), 2.0)
+    updates, follows = 0, rows["next_actions"][:18] == rows["actions"][1:19]
+    for epoch in trange(config.num_epochs, desc="Epochs"):
+        for _ in range(config.num_updates_on_epoch):
+            updates = jax.tree_map(lambda count: count + 1, updates)
+            with open(LOG, "a") as file:
+                print(asdict(config), len(rows["rewards"]), follows.all(), file=file)
+        wandb.log({"loss": 0.0})
+        if epoch % config.eval_every == 0 or epoch == config.num_epochs - 1:
+            returns = evaluate(env, updates, lambda params, obs: np.tanh(obs[:, :1] + params / 10), 10, seed=42)
+            assert env.get_normalized_score(returns) * 100.0 == 0.0
+"""
+
 # The interface of one of Unifloral's scripts; every scan is a line in a file.
 UNIFLORAL_FILE = """
 from dataclasses import dataclass
@@ -175,6 +228,8 @@ if __name__ == "__main__":
 JAX = """
 class config:
     update = staticmethod(lambda name, value: None)
+class tree_util:
+    tree_map = staticmethod(lambda function, leaf: function(leaf))
 live_arrays = list
 block_until_ready = lambda arrays: None
 """
@@ -339,10 +394,17 @@ def pendulum_file(folder: Path) -> Path:
     return folder
 
 
-def offline_jobs(library: str, folder: Path, *more: str, seeds: list[int], **fields: Any) -> list[learn.Job]:
-    """Jobs of a peer for a study of every offline algorithm that one has, on `pendulum-replay.npz`."""
+def offline_jobs(
+    library: str,
+    folder: Path,
+    *more: str,
+    seeds: list[int],
+    algos: tuple[str, ...] = ("bc", "crr", "iql", "td3_bc"),
+    **fields: Any,
+) -> list[learn.Job]:
+    """Jobs of a peer for a study of several offline algorithms on `pendulum-replay.npz`."""
     data = {"dataset_kind": "npz", "dataset_path": "pendulum-replay.npz", "total_timesteps": 7, "device": "cpu"}
-    tasks = [{"config": f"{algo}/pendulum-replay"} for algo in ("bc", "crr", "iql", "td3_bc")]
+    tasks = [{"config": f"{algo}/pendulum-replay"} for algo in algos]
     study = folder / "some.yaml"
     study.write_text(dump_yaml({"set": data | fields, "seeds": seeds, "tasks": tasks}), encoding="utf-8")
     words = [library, str(study), "--data", str(folder), "--checkout", str(folder), "--episodes", "2", *more]
@@ -370,19 +432,48 @@ def test_corl_learns_from_the_rows_and_is_judged_on_the_episodes_of_a_study(tmp_
     assert (entry["library"], entry["settings"]) == ("corl", "CORL's replay settings")
     assert entry["fingerprint"] == learn.data_of(job.config).fingerprint()
     assert (entry["peer"], entry["peer_versions"]["checkout"]) == ("CORL:TD3+BC", "unknown")
+    with np.load(tmp_path / "pendulum-replay.npz") as data:
+        mean = torch.from_numpy(data["observations"].mean(0))
+    # What the double of the actor does after seven updates.
+    expected = evaluated(job, lambda obs: ((obs - mean) / 2.0)[:, :1].add(0.7).clamp(-1.0, 1.0))
+    assert entry["final"] == pytest.approx(expected, rel=1e-4)
+
+
+def evaluated(job: learn.Job, act: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, float]:
+    """Two episodes of a policy, evaluated as those of a study are."""
 
     class Double(Evaluated):
-        """What the double of the actor does after seven updates."""
-
         def mode(self, obs: torch.Tensor) -> torch.Tensor:
-            with np.load(tmp_path / "pendulum-replay.npz") as data:
-                mean = torch.from_numpy(data["observations"].mean(0))
-            return ((obs - mean) / 2.0)[:, :1].add(0.7).clamp(-1.0, 1.0)
+            return act(obs)
 
     evaluator = Evaluator(job.config, spaces_of(job.config), seed=judging.SEED)
     policy: Any = Double()
-    assert entry["final"] == pytest.approx(evaluator.run(policy, 2), rel=1e-4)
+    found = evaluator.run(policy, 2)
     evaluator.close()
+    return found
+
+
+def test_rebrac_of_corl_learns_from_rows_with_next_actions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "jax.py").write_text(JAX, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    checkout(pendulum_file(tmp_path), "offline/rebrac.py", CORL_REBRAC)
+    words = ("--algo", "rebrac", "--python", sys.executable)
+    (job,) = offline_jobs("corl", tmp_path, *words, seeds=[5], algos=("rebrac",))
+    entry = learn.perform(job)
+    assert len(lines(tmp_path)) == entry["updates"] == 7
+    told = {
+        "actor_bc_coef": 0.01, "critic_bc_coef": 0.01, "hidden_dim": 256, "actor_n_hiddens": 3,
+        "critic_n_hiddens": 3, "batch_size": 256, "num_epochs": 7, "num_updates_on_epoch": 1, "eval_every": 1,
+        "train_seed": 5,
+    }  # fmt: skip
+    assert lines(tmp_path)[0] == f"{told} 38 True"  # of 40 rows, the last of both cut episodes have no next action
+    assert entry["settings"] == "CORL's defaults, penalty weights of the study"
+    assert entry["fingerprint"] == learn.data_of(job.config).fingerprint()
+    with np.load(tmp_path / "pendulum-replay.npz") as data:
+        kept = data["observations"][~data["timeouts"]]
+    expected = evaluated(job, lambda obs: ((obs - torch.from_numpy(kept.mean(0))) / 2.0)[:, :1].add(0.7).tanh())
+    assert entry["final"] == pytest.approx(expected, rel=1e-4)
 
 
 def test_libraries_are_asked_for_what_they_have(tmp_path: Path) -> None:
@@ -772,10 +863,7 @@ def test_stable_baselines_learns_and_is_evaluated_on_the_episodes_of_a_study(
     entry = learn.perform(job)
     assert (entry["steps"], entry["updates"], entry["settings"]) == (40, 10, "ours")
     assert [step for step, _, _ in entry["curve"]] == [20, 40]
-    evaluator = Evaluator(job.config, spaces_of(job.config), seed=judging.SEED)
-    policy: Any = sb3.SB3Policy(agents[0])
-    assert entry["final"] == evaluator.run(policy, 2)
-    evaluator.close()
+    assert entry["final"] == evaluated(job, sb3.SB3Policy(agents[0]).mode)
 
 
 def test_leanrl_is_not_set_beside_another_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,8 @@
 
 `train(config)` of the file runs as it stands on CORL's own replay buffer: sampling, the update, and the call that
 would log it. It never reaches its evaluation; instead the actors of the files in `TRAINERS` act on the observations
-of an order, normalised as CORL would in its environment.
+of an order, normalised as CORL would in its environment. `corl_jax` runs ReBRAC, which is written in JAX, and
+imports this module in a Python without torch.
 """
 
 from pathlib import Path
@@ -12,7 +13,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import torch
 
 from benchmarks.peers.checkouts import load_corl
 from benchmarks.peers.protocol import Ended, Order, Rows, Turns, environment
@@ -35,7 +35,7 @@ def stand_ins(rows: dict[str, Any]) -> dict[str, Any]:
         "gym": SimpleNamespace(make=lambda _: env, Env=object),
         "d4rl": SimpleNamespace(qlearning_dataset=lambda _: rows),
         "pyrallis": SimpleNamespace(wrap=lambda: lambda function: function),
-        "tqdm": SimpleNamespace(trange=lambda count, **_: range(count)),
+        **dict.fromkeys(("tqdm", "tqdm.auto"), SimpleNamespace(trange=lambda count, **_: range(count))),
         "wandb": SimpleNamespace(init=nothing, log=nothing, run=SimpleNamespace(save=nothing)),
     }
 
@@ -49,11 +49,12 @@ def configuration(module: Any, order: Order, rows: int) -> Any:
         **_WITHOUT_EVALUATION,
         **order["settings"],
     }
-    known = module.TrainConfig.__dataclass_fields__
+    kind = module.Config if order["file"] == "rebrac" else module.TrainConfig
+    known = kind.__dataclass_fields__
     unknown = set(order["settings"]) - set(known)
     if unknown:
         raise SystemExit(f"{order['file']} of that checkout has no setting {', '.join(sorted(unknown))}")
-    return module.TrainConfig(**{name: value for name, value in wanted.items() if name in known})
+    return kind(**{name: value for name, value in wanted.items() if name in known})
 
 
 def hold(module: Any, turns: Turns) -> None:
@@ -98,18 +99,26 @@ class Player:
             raise SystemExit(f"only the actors of {', '.join(TRAINERS)} act here")
         actor, device = self.trainer.actor, self.trainer.device
         actor.eval()
-        states = (np.asarray(observations, dtype=np.float32) - self.mean) / self.std
-        actions = [actor.act(state, device).tolist() for state in states]
+        actions = [actor.act(state, device).tolist() for state in self.normalised(observations)]
         actor.train()
         return actions
 
+    def normalised(self, observations: Rows) -> Any:
+        return (np.asarray(observations, dtype=np.float32) - self.mean) / self.std
+
+
+def read_rows(order: Order) -> dict[str, Any]:
+    with np.load(order["data"]) as data:
+        return {name: data[name] for name in data.files}
+
 
 def main() -> None:
+    import torch
+
     turns = Turns()
     order = turns.order
     torch.set_num_threads(order["threads"])
-    with np.load(order["data"]) as data:
-        rows = {name: data[name] for name in data.files}
+    rows = read_rows(order)
     module = load_corl(Path(order["checkout"]), order["file"], stand_ins(rows))
     hold(module, turns)
     player = Player(module, order["file"])

@@ -3,16 +3,20 @@
     python -m benchmarks.peers.learn sb3 benchmarks/studies/sac-halfcheetah.yaml [--seeds 0 1] [--minutes 60]
     python -m benchmarks.peers.learn d3rlpy STUDY --data DIR --python PYTHON [--algo crr awac iql]
     python -m benchmarks.peers.learn corl STUDY --data DIR --checkout DIR [--algo td3_bc iql]
+    python -m benchmarks.peers.learn corl STUDY --data DIR --checkout DIR --algo rebrac --python PYTHON
 
 A peer has the networks, batch size, observations and number of updates of each configuration of the study that its
-library has the algorithm of; the rest are its own defaults, or what CORL published for the data set.
-Stable-Baselines3 also gets the other settings of SAC and TD3. Results are kept in `benchmarks/results/peers.json`
-and shown with the study's (`python -m benchmarks.evidence render`). Several commands may run at the same time.
+library has the algorithm of; the rest are its own defaults, or what CORL published for the data set. If CORL has no
+penalty weights of ReBRAC for the data set, they are the configuration's. Stable-Baselines3 also gets the other
+settings of SAC and TD3. `--python` is a Python with d3rlpy, or for ReBRAC with jax, flax, optax and chex.
+Results are kept in `benchmarks/results/peers.json` and shown with the study's (`python -m benchmarks.evidence
+render`). Several commands may run at the same time.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +34,7 @@ from benchmarks.peers.d3rlpy import D3rlpyLearner, write_rows
 from benchmarks.peers.loops import CorlLearner, libraries, published_settings
 from benchmarks.report import Entry, Results
 from rl_training.data.datasets import TransitionDataset
+from rl_training.data.extra_columns import NEXT_ACTIONS, Column
 from rl_training.data.loading import DatasetConfig, load_dataset
 from rl_training.environments.making import spaces_of
 from rl_training.environments.playing import Evaluator
@@ -41,7 +46,11 @@ from rl_training.runtime.controls import ControlConfig
 from rl_training.study.description import Location, read_description
 from rl_training.updates.schedules import OptimizationConfig
 
-ALGORITHMS = {"sb3": ("sac", "td3"), "d3rlpy": ("bc", "cql", "crr", "awac", "iql"), "corl": ("td3_bc", "iql")}
+ALGORITHMS = {
+    "sb3": ("sac", "td3"),
+    "d3rlpy": ("bc", "cql", "crr", "awac", "iql"),
+    "corl": ("td3_bc", "iql", "rebrac"),
+}
 # Those of d3rlpy for discrete actions, with the settings of the studies `discrete-…`.
 DISCRETE = {
     "bc": {"learning_rate": 1e-3},
@@ -91,7 +100,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", help="instead of the study's")
     parser.add_argument("--episodes", type=int, default=10)
     parser.add_argument("--minutes", type=float, help="stop runs and evaluate them after this time")
-    parser.add_argument("--python", default="python", help="a Python with d3rlpy installed")
+    parser.add_argument("--python", default="python", help="a Python with d3rlpy, or with jax for ReBRAC")
     parser.add_argument("--checkout", type=Path, metavar="DIR", help="a checkout of CORL")
     options = parser.parse_args(given)
     if options.library == "corl":
@@ -111,6 +120,9 @@ def peer_settings(options: argparse.Namespace, config: TrainConfig) -> tuple[dic
         published = published_settings(options.checkout, config.algo, task, quality)
         if published is not None:
             return published, f"CORL's {quality} settings"
+        if config.algo == "rebrac":
+            weights, settings = ("actor_bc_coef", "critic_bc_coef"), resolve(config).to_dict()
+            return {name: settings[name] for name in weights}, "CORL's defaults, penalty weights of the study"
     elif spaces_of(config).discrete:
         return DISCRETE[config.algo], "the study's"
     return {}, f"{'CORL' if options.library == 'corl' else 'd3rlpy'}'s defaults"
@@ -161,8 +173,9 @@ def train_sb3(job: Job) -> Entry:
     return {"steps": steps, "updates": updates, "seconds": seconds, "curve": curve, "final": final}
 
 
-def data_of(config: TrainConfig, **changes: Any) -> TransitionDataset:
-    return load_dataset(resolve(config)[DatasetConfig].model_copy(update=changes), spaces=spaces_of(config))
+def data_of(config: TrainConfig, extras: tuple[Column, ...] = (), **changes: Any) -> TransitionDataset:
+    chosen = resolve(config)[DatasetConfig].model_copy(update=changes)
+    return load_dataset(chosen, spaces=spaces_of(config), extras=extras)
 
 
 def columns_of(dataset: TransitionDataset) -> Any:
@@ -195,10 +208,21 @@ def train_d3rlpy(job: Job) -> Entry:
         return learned(job, peer, peer.run, started) | about
 
 
+def run_settings(config: TrainConfig) -> dict[str, Any]:
+    """The seed and the number of updates, as CORL's file names them; for ReBRAC the networks, others are fixed."""
+    seed, total = config.seed or 0, config.total_timesteps
+    if config.algo != "rebrac":
+        return {"seed": seed, "max_timesteps": total}
+    sizes, epoch = resolve(config)[NetworkShape].hidden_sizes, math.gcd(total, _PORTION)
+    layers = {"hidden_dim": sizes[0], "actor_n_hiddens": len(sizes), "critic_n_hiddens": len(sizes)}
+    epochs = {"num_updates_on_epoch": epoch, "num_epochs": total // epoch, "eval_every": 1}
+    return layers | epochs | {"train_seed": seed}
+
+
 def train_corl(job: Job) -> Entry:
     """On the same rows with the rewards of the file, which CORL scales by its own settings."""
     batch = resolve(job.config)[OptimizationConfig].batch_size
-    dataset = data_of(job.config, **_OWN_REWARDS)
+    dataset = data_of(job.config, (NEXT_ACTIONS,) if job.config.algo == "rebrac" else (), **_OWN_REWARDS)
     assert job.checkout is not None
     started = time.perf_counter()
     with CorlLearner(
@@ -207,7 +231,8 @@ def train_corl(job: Job) -> Entry:
         columns_of(dataset),
         choose_device(job.config.device),
         batch=batch,
-        settings={**job.settings, "seed": job.config.seed or 0, "max_timesteps": job.config.total_timesteps},
+        settings=job.settings | run_settings(job.config),
+        jax_python=job.python,
     ) as peer:
         found = learned(job, peer, peer.run, started) | peer.about()
     return found | {"fingerprint": data_of(job.config).fingerprint()}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from rl_training.experiment.strict_yaml import parse_yaml
 
 # How a library was run, printed under the tables.
 CORL = "`train` of its files as it stands, on its replay buffer on the device, without evaluation and logging"
+CORL_JAX = "`main` of its file as it stands, in JAX in float32, without evaluation"
 UNIFLORAL = (
     "its scripts unchanged, without evaluation, whole scans of updates (2,500 steps on a GPU, their setting; 25 on "
     "a CPU); JAX products are in float32, or in its default precision if the row says TF32"
@@ -95,6 +96,7 @@ LOOPS = {
             _three_equal,
             lambda case: {"hidden_dim": case.hidden[0], "num_epochs": 1} | _critics(case),
         ),
+        "rebrac": Loop("ReBRAC", "rebrac", lambda _: False, note="LayerNorm after the ReLU"),  # not timed
     },
     "Unifloral": {
         "td3_bc": Loop("TD3+BC", "td3_bc", _two_256, note=f"networks fixed at 256×2; {_SAME_BATCH}"),
@@ -169,6 +171,7 @@ class Script(Process):
         self.library, self.loop = library, loop
         with tempfile.TemporaryDirectory() as folder:
             data = Path(folder) / "rows.npz"
+            more = {} if columns.next_actions is None else {"next_actions": columns.next_actions.numpy()}
             np.savez(
                 data,
                 observations=columns.obs.numpy(),
@@ -176,6 +179,7 @@ class Script(Process):
                 rewards=columns.rewards.numpy(),
                 next_observations=columns.next_obs.numpy(),
                 terminals=columns.dones.numpy(),
+                **more,
             )
             answer = self.ask(
                 {
@@ -231,7 +235,7 @@ class LoopUpdates(Script):
 
 class CorlLearner(Evaluated, Script):
     """One of CORL's algorithms on rows with actions in [-1, 1], as D4RL's are; also a policy for this package's
-    evaluator. `settings` are of its `TrainConfig`."""
+    evaluator. `settings` are of its `TrainConfig`; `jax_python` runs ReBRAC."""
 
     def __init__(
         self,
@@ -242,8 +246,12 @@ class CorlLearner(Evaluated, Script):
         *,
         batch: int,
         settings: dict[str, Any],
+        jax_python: str | None = None,
     ) -> None:
         (library,) = libraries(checkout, None, None)
+        if algo == "rebrac":
+            python = jax_python or sys.executable
+            library = replace(library, python=python, module="benchmarks.peers.corl_jax", how=CORL_JAX)
         super().__init__(library, LOOPS["CORL"][algo], columns, device, batch=batch, settings=settings)
 
     def mode(self, obs: Tensor) -> Tensor:

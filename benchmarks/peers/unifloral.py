@@ -62,7 +62,8 @@ class Held:
             raise SystemExit(f"{order['file']} of that checkout has no setting {', '.join(sorted(unknown))}")
         arguments = kind(**given)
         self.updates = scan * getattr(arguments, "num_critic_updates_per_step", 1)
-        self.turns.begin({"versions": versions(), "period": self.updates}, wait, before=self.updates)
+        reply = {"versions": versions("jax", "flax", "optax", "distrax"), "period": self.updates}
+        self.turns.begin(reply, wait, before=self.updates)
         return arguments
 
     def evaluate(self) -> Any:
@@ -93,9 +94,9 @@ def wait() -> None:
     jax.block_until_ready(jax.live_arrays())
 
 
-def versions() -> dict[str, str]:
+def versions(*names: str) -> dict[str, str]:
     found = {}
-    for name in ("jax", "flax", "optax", "distrax"):
+    for name in names:
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
