@@ -19,6 +19,7 @@ from benchmarks import report
 from benchmarks.evidence import keeping, rendering, working
 from benchmarks.evidence.__main__ import main
 from benchmarks.evidence.judging import EPISODES, SEED
+from benchmarks.evidence.peers import peers_of
 from benchmarks.evidence.published import PUBLISHED, published
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.config import TrainConfig
@@ -420,6 +421,33 @@ def test_the_best_peer_has_the_same_algorithm_task_and_steps(monkeypatch: pytest
     entries = {str(number): peer for number, peer in enumerate(peers)}
     monkeypatch.setattr(report.Results, "load", lambda self: entries if self.program == "learning" else {})
     assert "| Stable-Baselines3 15 ± 7 (2 seeds) |" in rendering.summary([made(range(4))])
+
+
+def test_the_page_of_a_study_names_the_settings_of_peers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    final, versions = {"eval_return_mean": 9.0}, {"stable_baselines3": "2.0"}
+    peer = {"library": "sb3", "env": "HalfCheetah-v4", "steps": 300_000, "seed": 0, "episodes": 9,
+            "settings": "ours", "final": final, "versions": versions}  # fmt: skip
+    other = peer | {"library": "corl", "settings": "CORL's defaults", "peer_versions": {"checkout": "abc"}}
+    entries = {"a": peer | {"algo": "sac"}, "b": peer | {"algo": "td3"}, "c": other | {"algo": "td3"}}
+    monkeypatch.setattr(report.Results, "load", lambda self: entries if self.program == "peers" else {})
+    told = "settings: TD3 of CORL abc: CORL's defaults; SAC and TD3 of Stable-Baselines3 2.0: ours."
+    assert told in rendering.section(made(range(4)))
+
+
+@pytest.mark.parametrize("recorded", ["fingerprint", "raw_fingerprint"])
+def test_a_peer_learned_from_the_rows_of_the_files_or_of_the_run(
+    recorded: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = {"library": "corl", "algo": "rebrac", "env": "HalfCheetah-v4", "steps": 9, "seed": 0, "episodes": 9}
+    same, other, online = peer | {"fingerprint": "a"}, peer | {"fingerprint": "b"}, peer
+    entries = {"same": same, "other": other, "online": online}
+    monkeypatch.setattr(report.Results, "load", lambda self: entries if self.program == "peers" else {})
+    settings = {"algo": "rebrac", "env_id": "HalfCheetah-v4", "total_timesteps": 9}
+    kept = made(range(1), algo="rebrac", step=9, settings=[settings])
+    for run in kept["runs"].values():
+        run["dataset"] = {"name": "d", "fingerprint": "c", recorded: "a"}
+    (run,) = keeping.reading_of(kept, judgements=True).runs
+    assert peers_of(run) == {("CORL", "rebrac"): [same]}
 
 
 def test_one_seed_has_no_interval_and_a_diverged_run_is_told(tmp_path: Path) -> None:

@@ -5,21 +5,24 @@ from __future__ import annotations
 import statistics
 
 from benchmarks import report
+from benchmarks.evidence.naming import name_of
 from benchmarks.report import Entry, Results
 from rl_training.report.grouping import is_offline
 from rl_training.report.reading import Run
 
 _PEERS = {"sb3": "Stable-Baselines3", "d3rlpy": "d3rlpy", "corl": "CORL"}
+_VERSIONS = {"sb3": "stable_baselines3", "d3rlpy": "version", "corl": "checkout"}
 
 
 def peers_of(run: Run) -> dict[tuple[str, str], list[Entry]]:
-    """Runs of other libraries in the same environment on data of the same fingerprint."""
+    """Runs of other libraries in the same environment, offline on the same rows as recorded or as in the files."""
     found: dict[tuple[str, str], list[Entry]] = {}
-    data = run.dataset.get("fingerprint") if is_offline(run) else None
+    data = {run.dataset.get(name) for name in ("fingerprint", "raw_fingerprint")} - {None}
     for program in ("learning", "offline", "peers"):
         for entry in Results(program).load().values():
             library = _PEERS.get(entry.get("library", ""))
-            same_data = entry.get("fingerprint") == data and (bool(data) or "file" not in entry)
+            rows = entry.get("fingerprint")
+            same_data = rows in data if is_offline(run) else rows is None and "file" not in entry
             if library is not None and entry["env"] == run.env_id and same_data:
                 found.setdefault((library, entry["algo"]), []).append(entry)
     return found
@@ -37,3 +40,18 @@ def best_peer(run: Run, step: float) -> str:
         return ""
     best = max(means, key=lambda library: means[library])
     return f"{best} {report.spread(peers[best])} ({len(peers[best])} seeds)"
+
+
+def settings_of_peers(run: Run) -> list[str]:
+    """A paragraph on the settings of the peers on a run's task, if there are any."""
+    named: dict[tuple[str, str, str], dict[str, None]] = {}
+    for (library, algo), entries in peers_of(run).items():
+        for entry in entries:
+            versions = entry.get("versions", {}) | entry.get("peer_versions", {})
+            version = versions.get(_VERSIONS[entry["library"]], "")
+            named.setdefault((library, version, entry.get("settings", "ours")), {})[name_of(algo)] = None
+    parts = [f"{' and '.join(algos)} of {library} {version}: {settings}"
+             for (library, version, settings), algos in sorted(named.items())]  # fmt: skip
+    words = "Other libraries are trained with our networks, batch size and number of updates. Their other settings:"
+    how = "`python -m benchmarks.peers.learn --help` describes how to train them."
+    return [f"{words} {'; '.join(parts)}. {how}"] if parts else []

@@ -13,7 +13,7 @@ from benchmarks import report
 from benchmarks.evidence.judging import EPISODES
 from benchmarks.evidence.keeping import OVER, Kept, about_of, load, reading_of
 from benchmarks.evidence.naming import name_of, short_name
-from benchmarks.evidence.peers import best_peer, peers_of
+from benchmarks.evidence.peers import best_peer, peers_of, settings_of_peers
 from benchmarks.evidence.published import NOTE, STEPS, Published, published
 from benchmarks.report import UNKNOWN, Sections
 from rl_training.display.text import number
@@ -108,7 +108,7 @@ def _task(kept: Kept, summary: Summary, task: str) -> str:
     note = [
         "Normalised: the mean as a score by D4RL's v2 references. Not comparable with published v2 tables."
     ] * scored
-    note += _better(summary, task)
+    note += [*settings_of_peers(first), *_better(summary, task)]
     note += [] if first.dataset else _outside(summary, task, steps)
     return "\n\n".join([f"## {task}", report.table(header, rows), *note])
 
