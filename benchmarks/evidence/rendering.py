@@ -31,6 +31,7 @@ from rl_training.study.plan import short
 STUDIES = report.ROOT / "benchmarks" / "studies"
 KEPT = report.RESULTS / "evidence"
 _INKS = {"light": "#1f2328", "dark": "#e6edf3"}
+_SEEDS = 3  # of a line in the summary, if there is one with so many
 _BUDGETS = ("total_timesteps", "buffer_capacity")  # a column has the steps
 _BUDGET = re.compile(rf"(?<=[( ])(?:{'|'.join(_BUDGETS)})=[^,)]+(?:, |(?=\)))")
 
@@ -306,7 +307,7 @@ def _link(kept: Kept) -> str:
 def summary(studies: Iterable[Kept]) -> str:
     """A line for each task and algorithm; then what all runs took.
 
-    Settings that a study varies are on its own page, unless they are all there is of an algorithm on a task.
+    Of lines with `_SEEDS` seeds it is that of the packaged settings, otherwise that of the most seeds, then steps.
     """
     found, over, varied = [], [], defaultdict[str, set[str]](set)
     for kept in studies:
@@ -316,17 +317,18 @@ def summary(studies: Iterable[Kept]) -> str:
             run = results.groups.cell(result.method, result.task).runs[0]
             found.append((kept, result, run))
             varied[run.algo] |= {key for key in results.groups.changes[result.method] if short(key) not in _BUDGETS}
-    plain = {(result.task, run.algo) for _, result, run in found if result.method == name_of(run.algo)}
-    rows = [
-        (_regime(run), _summary_line(kept, result, run, short_name(run, varied[run.algo])))
-        for kept, result, run in found
-        if result.method == name_of(run.algo) or (result.task, run.algo) not in plain
-    ]
+    best: dict[tuple[int, str, str], tuple[tuple[Any, ...], list[str]]] = {}
+    for kept, result, run in found:
+        name = short_name(run, varied[run.algo])
+        place = _regime(run), result.task, name_of(run.algo)
+        rank = result.seeds >= _SEEDS, name == name_of(run.algo), result.seeds, result.step
+        if place not in best or rank > best[place][0]:
+            best[place] = rank, _summary_line(kept, result, run, name)
+    rows = [best[place][1] for place in sorted(best)]
     if not rows:
         return ""
     header = ["task", "algorithm", "IQM [95 %]", "seeds", "steps", "data", "best peer", "published", "study"]
-    lines = [header, *(line for _, line in sorted(rows, key=lambda row: (row[0], *row[1][:2])))]
-    columns = [column for column in zip(*lines) if any(column[1:])]
+    columns = [column for column in zip(header, *rows) if any(column[1:])]
     header, *lines = (list(line) for line in zip(*columns))
     return f"{report.table(header, lines)}\n\n{NOTE}\n\n{_cost(over)}"
 
