@@ -252,6 +252,7 @@ def test_the_clock_stops_and_a_signal_from_elsewhere_is_none_of_its() -> None:
         ("pendulum-prior", 3, 15),
         ("pendulum-replay", 9, 27),
         ("sac-halfcheetah", 1, 5),
+        ("flash-v4", 5, 25),
         ("sac-v4", 4, 40),
         ("weights", 24, 240),
     ],
@@ -279,7 +280,7 @@ def test_a_study_goes_on_from_the_runs_of_another_and_from_nothing_else(
 
 
 def test_no_study_of_the_repository_is_forgotten() -> None:
-    assert len(list(STUDIES.glob("*.yaml"))) == 23
+    assert len(list(STUDIES.glob("*.yaml"))) == 24
 
 
 def _files(config: TrainConfig) -> list[str]:
@@ -315,6 +316,17 @@ def made(
     planned = [f"HalfCheetah-v4__{algo}__{'0' * 8}__s{seed}" for seed in range(10)]
     return {"kind": keeping.KIND, "schema": 1, "study": "made", "about": ["Made", "Up."], "planned": planned,
             "settings": [settings], "data": {}, "runs": runs, "unread": [], **fields}  # fmt: skip
+
+
+def test_unfinished_runs_are_compared_with_what_is_published_at_the_steps_that_they_reached() -> None:
+    kept = made(range(3), step=1_000_000, judged=False)
+    for run, last in zip(kept["runs"].values(), (100_000, 100_000, 50_000)):
+        run |= {"status": "interrupted", "step": last}
+        run["curve"] = {name: [50_000, last][: 1 + (last > 50_000)] for name in run["curve"]}
+    text = rendering.section(kept)
+    assert "| HalfCheetah-v4 | 100,000 | SAC | 2 | 100,000" in text
+    assert "| HalfCheetah-v4 | 100,000 | *published SAC* | 10 |" in text
+    assert "| HalfCheetah-v4 | 300,000 |" not in text
 
 
 def test_an_incomplete_study_says_so_and_stands_beside_what_is_published(tmp_path: Path) -> None:

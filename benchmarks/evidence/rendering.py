@@ -60,7 +60,8 @@ def section(kept: Kept) -> str:
         parts.append(draw(kept))
     if over:
         summary = summary_of(kept, judgements=True)
-        parts += [*(_task(kept, summary, task) for task in summary.tasks), *_on_the_way(kept), *_troubles(summary)]
+        parts += [*(_task(kept, summary, task) for task in summary.tasks), *_troubles(summary)]
+    parts += _on_the_way(kept)
     if begun:
         parts.append(_under_way(kept, begun))
     if over or begun:
@@ -225,7 +226,7 @@ def _published_return(one: Published) -> str:
 
 def _on_the_way(kept: Kept) -> list[str]:
     """Evaluations during training at steps which are not the end of every method: those at which another ends, and
-    those for which something is published."""
+    those for which something is published. A run that has not reached a step is left out there."""
     rows, notes, any_published = [], [], False
     groups = summary_of(kept, judgements=False).groups
     for task in groups.tasks:
@@ -240,17 +241,30 @@ def _on_the_way(kept: Kept) -> list[str]:
         for steps in sorted(ends | {steps for steps, found in of_others.items() if found}):
             if steps >= max(ends, default=0):
                 continue
-            found, references = summary_of(kept, judgements=False, at=steps), of_others.get(steps, [])
+            found = summary_of(_reached(kept, steps), judgements=False, at=steps)
+            here = [one for one in found.results.values() if one.task == task]
+            references = of_others.get(steps, []) if here else []
             rows += [[task, f"{steps:,}", one.method, str(one.seeds), text_of(one.chosen), number(one.mean)]
-                     for one in found.results.values() if one.task == task]  # fmt: skip
+                     for one in here]  # fmt: skip
+            shown = {found.groups.algos[one.method] for one in here}
             rows += [[task, f"{steps:,}", _published_name(one), str(one.seeds), "", _published_return(one)]
-                     for one in references]  # fmt: skip
+                     for one in references if one.algo in shown]  # fmt: skip
             for said in _outside(found, task, [steps] if references else []):
                 notes.append(f"{task}, {steps:,} steps: {said[0].lower()}{said[1:]}")
     header = ["", "step", "", "seeds", "IQM [95 %]", "mean"]
     words = "The last evaluation during training up to the given step."
     table = [f"## During training\n\n{words}\n\n{report.table(header, rows)}"] if rows else []
     return [*table, *notes, *([NOTE] if any_published else [])]
+
+
+def _reached(kept: Kept, steps: int) -> Kept:
+    """The study with those runs only that have reached this step or finished."""
+    runs = {
+        name: run
+        for name, run in kept["runs"].items()
+        if run["status"] in OVER or max(run["curve"]["steps"], default=0) >= steps
+    }
+    return {**kept, "runs": runs}
 
 
 def _troubles(summary: Summary) -> list[str]:
