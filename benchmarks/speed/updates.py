@@ -1,7 +1,8 @@
 """Learner updates per second of every algorithm, and of every peer that is installed.
 
     python -m benchmarks.speed.updates [--device cuda|cpu] [--algo sac td3 …] [--tf32] [--bf16]
-                                       [--acceleration MODE] [--peer-python PATH] [--corl DIR] [--unifloral DIR [--jax-python PATH]]
+                                       [--acceleration MODE] [--peer-python PATH] [--corl DIR]
+                                       [--unifloral DIR [--jax-python PATH]]
                                        [--flashsac DIR [--flashsac-ways eager compiled …]] [--peer-seconds 300]
                                        [--seconds 6] [--blocks 7] [--batch 256] [--json FILE]
     … --against PATH [--blocks 21]    another checkout of this package (see `benchmarks.speed.against`)
