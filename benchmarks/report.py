@@ -60,6 +60,7 @@ PROGRAMS = {
     "discrete": "benchmarks.evidence.earlier",
     "choosing": "benchmarks.evidence.choosing",
     "success": "benchmarks.evidence.success",
+    "ogbench_data": "benchmarks.ogbench_data",
     "ope": "benchmarks.evidence.ope",
 }
 COMMIT, UNKNOWN = "RL_TRAINING_COMMIT", "unknown"

@@ -253,6 +253,7 @@ def test_the_clock_stops_and_a_signal_from_elsewhere_is_none_of_its() -> None:
         ("pendulum-prior", 3, 15),
         ("pendulum-replay", 9, 27),
         ("sac-halfcheetah", 1, 5),
+        ("flash-v4", 5, 25),
         ("sac-v4", 4, 40),
         ("weights", 24, 240),
     ],
@@ -280,7 +281,7 @@ def test_a_study_goes_on_from_the_runs_of_another_and_from_nothing_else(
 
 
 def test_no_study_of_the_repository_is_forgotten() -> None:
-    assert len(list(STUDIES.glob("*.yaml"))) == 23
+    assert len(list(STUDIES.glob("*.yaml"))) == 24
 
 
 def _files(config: TrainConfig) -> list[str]:
@@ -316,6 +317,17 @@ def made(
     planned = [f"HalfCheetah-v4__{algo}__{'0' * 8}__s{seed}" for seed in range(10)]
     return {"kind": keeping.KIND, "schema": 1, "study": "made", "about": ["Made", "Up."], "planned": planned,
             "settings": [settings], "data": {}, "runs": runs, "unread": [], **fields}  # fmt: skip
+
+
+def test_unfinished_runs_are_compared_with_what_is_published_at_the_steps_that_they_reached() -> None:
+    kept = made(range(3), step=1_000_000, judged=False)
+    for run, last in zip(kept["runs"].values(), (100_000, 100_000, 50_000)):
+        run |= {"status": "interrupted", "step": last}
+        run["curve"] = {name: [50_000, last][: 1 + (last > 50_000)] for name in run["curve"]}
+    text = rendering.section(kept)
+    assert "| HalfCheetah-v4 | 100,000 | SAC | 2 | 100,000" in text
+    assert "| HalfCheetah-v4 | 100,000 | *published SAC* | 10 |" in text
+    assert "| HalfCheetah-v4 | 300,000 |" not in text
 
 
 def test_an_incomplete_study_says_so_and_stands_beside_what_is_published(tmp_path: Path) -> None:
@@ -382,30 +394,42 @@ def test_all_results_are_in_one_table_with_what_they_took() -> None:
     # Four runs of 1.5 minutes, and four as one.
     assert "8 runs with 2 million updates took 8 minutes on None" in text
     assert re.search(r"\| HalfCheetah-v4 \| SAC \| 5,150 \[[^|]*\| 4 \| 300,000 \|", text)
-    assert text.count("| 8,593 ± 1,016, above our interval | [m") == 2
+    assert text.count("| 8,593 ± 1,016, above our interval | [m") == 1
     assert "[none]" not in text
     assert rendering.summary([]) == ""
 
 
-def test_the_summary_has_varied_settings_only_of_an_algorithm_without_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    one, varied = made(range(4)), made(range(4), study="varied")
-    others = {name.replace("0" * 8, "1" * 8): run | {"settings": 1} for name, run in varied["runs"].items()}
-    settings = [varied["settings"][0] | {"algo_kwargs.tau": tau} for tau in (0.1, 0.2)]
-    varied |= {"runs": varied["runs"] | others, "settings": settings}
-    assert rendering.summary([varied]).count("| SAC, tau 0.") == 2
-    assert "SAC, tau" not in rendering.summary([one, varied])
+def varied(seeds: range, name: str, *values: float, study: str = "varied") -> dict[str, Any]:
+    """Results of SAC with two values of a setting."""
+    kept = made(seeds, study=study)
+    others = {name.replace("0" * 8, "1" * 8): run | {"settings": 1} for name, run in kept["runs"].items()}
+    usual = {"algo_kwargs.learning_rate": 3e-4, "algo_kwargs.learning_starts": 10_000}
+    settings = [kept["settings"][0] | usual | {f"algo_kwargs.{name}": value} for value in values]
+    return kept | {"runs": kept["runs"] | others, "settings": settings}
+
+
+def lines(*studies: dict[str, Any]) -> list[list[str]]:
+    """The first two columns of the summary, and the study."""
+    table = rendering.summary(studies).split("\n\n")[0].splitlines()[2:]
+    return [[cells[2].strip(), cells[-2].strip()] for cells in (line.split("|") for line in table)]
+
+
+def test_the_summary_has_one_line_for_a_task_and_an_algorithm() -> None:
+    two = varied(range(4), "tau", 0.1, 0.2)
+    assert len(lines(two)) == 1
+    assert lines(two)[0][0].startswith("SAC, tau 0.")
+    # The packaged settings come first, whatever the number of seeds, but not with one or two.
+    packaged = varied(range(3), "learning_rate", 3e-4, 1e-3, study="packaged")
+    assert lines(two, packaged) == [["SAC", "[packaged](results/packaged.md)"]]
+    assert lines(two, varied(range(2), "learning_rate", 3e-4, 1e-3))[0][0].startswith("SAC, tau 0.")
+    # Then the most seeds.
+    assert lines(made(range(4), study="four"), made(range(5), study="five"))[0][1] == "[five](results/five.md)"
 
 
 def test_the_summary_names_settings_that_differ_from_the_packaged_configuration() -> None:
-    kept = made(range(2))
-    others = {name.replace("0" * 8, "1" * 8): run | {"settings": 1} for name, run in kept["runs"].items()}
-    usual = {"algo_kwargs.learning_rate": 3e-4, "algo_kwargs.learning_starts": 10_000}
-    settings = [kept["settings"][0] | usual, kept["settings"][0] | usual | {"algo_kwargs.learning_rate": 1e-3}]
-    text = rendering.summary([kept | {"runs": kept["runs"] | others, "settings": settings}])
-    assert "| HalfCheetah-v4 | SAC | 5,050" in text
-    assert "| HalfCheetah-v4 | SAC, lr 0.001 | 5,050" in text
+    assert lines(varied(range(3), "learning_rate", 2e-3, 1e-3))[0][0] in ("SAC, lr 0.001", "SAC, lr 0.002")
+    text = rendering.summary([varied(range(3), "learning_rate", 3e-4, 1e-3)])
+    assert "| HalfCheetah-v4 | SAC | 5,1" in text
     assert "learning_starts" not in text
     assert text.startswith("| task | algorithm | IQM [95 %] | seeds | steps | published | study |")
 

@@ -31,6 +31,7 @@ from rl_training.study.plan import short
 STUDIES = report.ROOT / "benchmarks" / "studies"
 KEPT = report.RESULTS / "evidence"
 _INKS = {"light": "#1f2328", "dark": "#e6edf3"}
+_SEEDS = 3  # of a line in the summary, if there is one with so many
 _BUDGETS = ("total_timesteps", "buffer_capacity")  # a column has the steps
 _BUDGET = re.compile(rf"(?<=[( ])(?:{'|'.join(_BUDGETS)})=[^,)]+(?:, |(?=\)))")
 
@@ -59,7 +60,8 @@ def section(kept: Kept) -> str:
         parts.append(draw(kept))
     if over:
         summary = summary_of(kept, judgements=True)
-        parts += [*(_task(kept, summary, task) for task in summary.tasks), *_on_the_way(kept), *_troubles(summary)]
+        parts += [*(_task(kept, summary, task) for task in summary.tasks), *_troubles(summary)]
+    parts += _on_the_way(kept)
     if begun:
         parts.append(_under_way(kept, begun))
     if over or begun:
@@ -224,7 +226,7 @@ def _published_return(one: Published) -> str:
 
 def _on_the_way(kept: Kept) -> list[str]:
     """Evaluations during training at steps which are not the end of every method: those at which another ends, and
-    those for which something is published."""
+    those for which something is published. A run that has not reached a step is left out there."""
     rows, notes, any_published = [], [], False
     groups = summary_of(kept, judgements=False).groups
     for task in groups.tasks:
@@ -239,17 +241,30 @@ def _on_the_way(kept: Kept) -> list[str]:
         for steps in sorted(ends | {steps for steps, found in of_others.items() if found}):
             if steps >= max(ends, default=0):
                 continue
-            found, references = summary_of(kept, judgements=False, at=steps), of_others.get(steps, [])
+            found = summary_of(_reached(kept, steps), judgements=False, at=steps)
+            here = [one for one in found.results.values() if one.task == task]
+            references = of_others.get(steps, []) if here else []
             rows += [[task, f"{steps:,}", one.method, str(one.seeds), text_of(one.chosen), number(one.mean)]
-                     for one in found.results.values() if one.task == task]  # fmt: skip
+                     for one in here]  # fmt: skip
+            shown = {found.groups.algos[one.method] for one in here}
             rows += [[task, f"{steps:,}", _published_name(one), str(one.seeds), "", _published_return(one)]
-                     for one in references]  # fmt: skip
+                     for one in references if one.algo in shown]  # fmt: skip
             for said in _outside(found, task, [steps] if references else []):
                 notes.append(f"{task}, {steps:,} steps: {said[0].lower()}{said[1:]}")
     header = ["", "step", "", "seeds", "IQM [95 %]", "mean"]
     words = "The last evaluation during training up to the given step."
     table = [f"## During training\n\n{words}\n\n{report.table(header, rows)}"] if rows else []
     return [*table, *notes, *([NOTE] if any_published else [])]
+
+
+def _reached(kept: Kept, steps: int) -> Kept:
+    """The study with those runs only that have reached this step or finished."""
+    runs = {
+        name: run
+        for name, run in kept["runs"].items()
+        if run["status"] in OVER or max(run["curve"]["steps"], default=0) >= steps
+    }
+    return {**kept, "runs": runs}
 
 
 def _troubles(summary: Summary) -> list[str]:
@@ -306,7 +321,7 @@ def _link(kept: Kept) -> str:
 def summary(studies: Iterable[Kept]) -> str:
     """A line for each task and algorithm; then what all runs took.
 
-    Settings that a study varies are on its own page, unless they are all there is of an algorithm on a task.
+    Of lines with `_SEEDS` seeds it is that of the packaged settings, otherwise that of the most seeds, then steps.
     """
     found, over, varied = [], [], defaultdict[str, set[str]](set)
     for kept in studies:
@@ -316,17 +331,18 @@ def summary(studies: Iterable[Kept]) -> str:
             run = results.groups.cell(result.method, result.task).runs[0]
             found.append((kept, result, run))
             varied[run.algo] |= {key for key in results.groups.changes[result.method] if short(key) not in _BUDGETS}
-    plain = {(result.task, run.algo) for _, result, run in found if result.method == name_of(run.algo)}
-    rows = [
-        (_regime(run), _summary_line(kept, result, run, short_name(run, varied[run.algo])))
-        for kept, result, run in found
-        if result.method == name_of(run.algo) or (result.task, run.algo) not in plain
-    ]
+    best: dict[tuple[int, str, str], tuple[tuple[Any, ...], list[str]]] = {}
+    for kept, result, run in found:
+        name = short_name(run, varied[run.algo])
+        place = _regime(run), result.task, name_of(run.algo)
+        rank = result.seeds >= _SEEDS, name == name_of(run.algo), result.seeds, result.step
+        if place not in best or rank > best[place][0]:
+            best[place] = rank, _summary_line(kept, result, run, name)
+    rows = [best[place][1] for place in sorted(best)]
     if not rows:
         return ""
     header = ["task", "algorithm", "IQM [95 %]", "seeds", "steps", "data", "best peer", "published", "study"]
-    lines = [header, *(line for _, line in sorted(rows, key=lambda row: (row[0], *row[1][:2])))]
-    columns = [column for column in zip(*lines) if any(column[1:])]
+    columns = [column for column in zip(header, *rows) if any(column[1:])]
     header, *lines = (list(line) for line in zip(*columns))
     return f"{report.table(header, lines)}\n\n{NOTE}\n\n{_cost(over)}"
 

@@ -1,6 +1,6 @@
 """Updates per second of a population, S members of one algorithm trained together, and of a single run.
 
-    python -m benchmarks.speed.population [--algo iql sac …] [--sizes 1 8 32] [--device cuda|cpu] [--tf32]
+    python -m benchmarks.speed.population [--algo iql sac …] [--sizes 1 8 32] [--device cuda|cpu] [--tf32] [--bf16]
                                     [--acceleration MODE] [--seconds 4] [--blocks 5] [--batch 256] [--json FILE]
 
 Observations 17, actions 6, float32, one data set on the device for all, networks as in `benchmarks.speed.updates`.
@@ -36,6 +36,7 @@ _USUAL = ["iql", "sac", "td3_bc", "redq"]
 
 def arguments() -> argparse.Namespace:
     parser = setup.arguments(__doc__, seconds=4.0)
+    parser.add_argument("--bf16", action="store_true", help="with TF32 for layers that are not wide")
     parser.add_argument("--algo", nargs="+", default=_USUAL, help="algorithms or names of cases")
     parser.add_argument("--sizes", nargs="+", type=int, default=[1, 8, 32], metavar="S")
     parser.add_argument("--blocks", type=int, default=5)
@@ -88,6 +89,7 @@ def measure(case: Case, members: int, options: argparse.Namespace, device: torch
         "batch": options.batch,
         "mode": updater.learner.execution.acceleration,
         "tf32": options.tf32,
+        "bf16": options.bf16,
         "rate": members * found["ours"].median,
         "blocks": [members * rate for rate in found["ours"].blocks],
         "bytes_per_member": taken / members,
@@ -97,8 +99,7 @@ def measure(case: Case, members: int, options: argparse.Namespace, device: torch
 def _group(entry: Entry) -> tuple[str, ...]:
     """What sizes are compared within: one case on one machine, run in one way."""
     place = (entry["machine"], f"{entry['threads']} threads" if entry["device"] == "cpu" else "")
-    precision = "TF32" if entry["tf32"] else "float32"
-    return (*place, entry["case"], f"{entry['mode']}, {precision}", str(entry["batch"]))
+    return (*place, entry["case"], f"{entry['mode']}, {setup.precision_of(entry)}", str(entry["batch"]))
 
 
 def _memory(taken: float | None) -> str:
@@ -120,7 +121,7 @@ def rows_of(entries: list[Entry]) -> list[list[str]]:
         batch = "" if entry["batch"] == 256 else f" (batch {entry['batch']})"
         rows.append(
             [
-                entry["case"] + batch + (", TF32" if entry["tf32"] else ""),
+                entry["case"] + batch + ("" if (used := setup.precision_of(entry)) == "float32" else f", {used}"),
                 str(entry["members"]),
                 number(entry["rate"]),
                 number(entry["rate"] / entry["members"]),

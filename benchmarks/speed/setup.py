@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -30,8 +32,14 @@ def prepare(options: argparse.Namespace) -> tuple[torch.device, Entry, str]:
     prepare_process(device)
     if options.threads:
         torch.set_num_threads(options.threads)
-    set_precision(options.tf32)
+    options.bf16 = getattr(options, "bf16", False)
+    options.tf32 |= options.bf16
+    set_precision(options.tf32, options.bf16)
     stamp = report.stamp(str(device))
     where = stamp["machine"] if device.type == "cuda" else f"{stamp['machine']}/{stamp['threads']} threads"
-    precision = "tf32" if options.tf32 else "float32"
-    return device, stamp, f"{where}/{precision}/{choose(options.acceleration, device)}"
+    return device, stamp, f"{where}/{precision_of(vars(options)).lower()}/{choose(options.acceleration, device)}"
+
+
+def precision_of(entry: Mapping[str, Any]) -> str:
+    """What its matrix products are computed in."""
+    return "bf16" if entry.get("bf16") else "TF32" if entry["tf32"] else "float32"

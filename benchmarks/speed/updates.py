@@ -1,7 +1,8 @@
 """Learner updates per second of every algorithm, and of every peer that is installed.
 
-    python -m benchmarks.speed.updates [--device cuda|cpu] [--algo sac td3 …] [--tf32] [--acceleration MODE]
-                                       [--peer-python PATH] [--corl DIR] [--unifloral DIR [--jax-python PATH]]
+    python -m benchmarks.speed.updates [--device cuda|cpu] [--algo sac td3 …] [--tf32] [--bf16]
+                                       [--acceleration MODE] [--peer-python PATH] [--corl DIR]
+                                       [--unifloral DIR [--jax-python PATH]]
                                        [--flashsac DIR [--flashsac-ways eager compiled …]] [--peer-seconds 300]
                                        [--seconds 6] [--blocks 7] [--batch 256] [--json FILE]
     … --against PATH [--blocks 21]    another checkout of this package (see `benchmarks.speed.against`)
@@ -46,6 +47,7 @@ _HEADER = ["algorithm", "updates/s", "µs", "peer", "peer updates/s", "ratio (sp
 
 def arguments() -> argparse.Namespace:
     parser = setup.arguments(__doc__, seconds=6.0)
+    parser.add_argument("--bf16", action="store_true", help="with TF32 for layers that are not wide")
     parser.add_argument("--algo", nargs="+", help="algorithms or names of cases; all if not given")
     parser.add_argument("--peer-python", help="a Python with d3rlpy installed")
     parser.add_argument("--corl", type=Path, metavar="DIR", help="a checkout of CORL")
@@ -98,6 +100,7 @@ def measure(case: cases.Case, options: argparse.Namespace, device: torch.device)
         "batch": options.batch,
         "mode": ours.learner.execution.acceleration,
         "tf32": options.tf32,
+        "bf16": options.bf16,
         "rate": rates["ours"].median,
         "blocks": rates["ours"].blocks,
     }
@@ -155,7 +158,8 @@ def label_of(entry: Entry) -> str:
     """The case, with its sizes and precision if they are not the usual ones."""
     case = next(case for case in cases.CASES if case.name == entry["case"])
     sizes = "" if _as_agreed(entry, case) else f" ({entry['hidden']}, batch {entry['batch']})"
-    return case.name + sizes + (", TF32" if entry["tf32"] else "")
+    precision = setup.precision_of(entry)
+    return case.name + sizes + ("" if precision == "float32" else f", {precision}")
 
 
 def rate_rows(entries: list[Entry]) -> list[list[str]]:

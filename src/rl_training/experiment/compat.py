@@ -25,6 +25,7 @@ REMOVED_FROM_EARLY_STOPPING = {"metric": "return", "fqe_updates": 2_000}
 # Settings that version 0.2 did not have, with their defaults, which mean what 0.2 did.
 ADDED_SINCE_0_2: dict[str, Any] = {
     "actor_starts": None,
+    "bf16": False,
     "n_step": 1,
     "network": "mlp",
     "network_kwargs": {},

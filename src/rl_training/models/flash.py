@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from rl_training.errors import ConfigError
 from rl_training.models.batch_norm import BatchNorm, BatchNormNetwork, SingleBatchNormNetwork
-from rl_training.models.mlp import Activation, EnsembleLinear, Select
+from rl_training.models.mlp import Activation, EnsembleLinear, Select, product
 from rl_training.models.simba import EXPANSION, one_width
 from rl_training.models.steps import Step, as_array
 
@@ -61,7 +61,7 @@ class UnitLinear(nn.Module):
         init_unit(self.weight.data)
 
     def forward(self, x: Tensor, select: Select) -> Tensor:
-        return torch.bmm(x, select(self.weight))
+        return product(x, select(self.weight))
 
 
 class RMSNorm(nn.Module):

@@ -40,6 +40,8 @@ _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 Members = int | Tensor | None
 # Measured on an H200 with 6 and 12 outputs and 256 inputs; for 25 outputs the library is faster.
 _FEW_OUTPUTS, _LITTLE_WORK = 16, 4_000_000
+# Layers with fewer outputs, which are most heads, do not use bfloat16.
+_WIDE = 128
 # Standard deviation of a standard normal variable that is truncated to [-2, 2].
 _TRUNCATED_STD = 0.87962566103423978
 Network = TypeVar("Network", bound=nn.Module)
@@ -146,6 +148,21 @@ def _better_as_sum(x: Tensor, weight: Tensor) -> bool:
     return x.is_cuda and outer <= _FEW_OUTPUTS and members * x.shape[-2] * inner * outer <= _LITTLE_WORK
 
 
+class HalfPrecision:
+    """Whether products of wide layers use bfloat16, and where; one choice per process, as for TF32."""
+
+    enabled = False
+    devices: tuple[str, ...] = ("cuda",)
+
+
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    """`x [N, B, in]` times `weight [N, in, out]`; bfloat16 products are summed in float32 and rounded."""
+    half = HalfPrecision.enabled and weight.shape[-1] >= _WIDE and x.device.type in HalfPrecision.devices
+    if half and x.dtype == torch.float32:
+        return torch.bmm(x.bfloat16(), weight.bfloat16()).float()
+    return torch.bmm(x, weight)
+
+
 class EnsembleLinear(nn.Module):
     """N independent linear layers as one batched product: `[N, B, in] -> [N, B, out]`."""
 
@@ -162,7 +179,7 @@ class EnsembleLinear(nn.Module):
             # A product with one column is a weighted sum, which fuses with the activation before it.
             return (x.unsqueeze(-1) * weight.unsqueeze(1)).sum(-2) + bias
         # Not baddbmm: it copies the bias first, while a separate sum fuses with the activation after it.
-        return torch.bmm(x, weight).add_(bias)
+        return product(x, weight).add_(bias)
 
     def step(self) -> Step:
         """The operation of the first member."""

@@ -98,7 +98,7 @@ def build_learner(
     device = choose_device(config.device)
     require_device(config.acceleration, device)
     prepare_process(device)
-    set_precision(config.tf32)
+    set_precision(config.tf32, config.bf16)
     settings: Any = sections.learner.configure(resolved[LearnerConfig], updates_per_step)
 
     def build() -> Model:

@@ -38,7 +38,7 @@ class Changes:
         if self.environment:
             found.append(f"the environment has changed: {_format(self._below(*_ENVIRONMENT))}")
         harmless = tuple(f"algo_kwargs.{name}" for name in _HARMLESS)
-        computing = self._below("algo_kwargs", "acceleration", "tf32")
+        computing = self._below("algo_kwargs", "acceleration", "tf32", "bf16")
         computed = {name: pair for name, pair in computing.items() if not name.startswith(harmless)}
         return [*found, f"settings have changed: {_format(computed)}"] if computed else found
 

@@ -27,6 +27,7 @@ from rl_training.data.replay_buffer import PinnedStaging
 from rl_training.data.sources import BatchSource
 from rl_training.errors import ConfigError
 from rl_training.experience.acting import ActingPolicy, WeightTransfer
+from rl_training.models.mlp import HalfPrecision
 from rl_training.updates.prefetch import prefetcher_for
 from rl_training.updates.schedules import OptimizationConfig
 
@@ -70,9 +71,10 @@ def _can_compile() -> bool:
     return any(shutil.which(name) for name in ("cc", "gcc", "clang", "c++", "g++"))
 
 
-def set_precision(tf32: bool) -> None:
-    """Enable or disable TF32 matrix products (10 bits of mantissa; faster if matrix products dominate)."""
+def set_precision(tf32: bool, bf16: bool = False) -> None:
+    """Enable or disable TF32 matrix products, and bfloat16 products of wide layers, on a GPU."""
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    HalfPrecision.enabled = bf16
 
 
 def accelerate(learner: Learner, acceleration: Acceleration) -> None:
