@@ -444,7 +444,7 @@ def test_the_best_peer_has_the_same_algorithm_task_and_steps(monkeypatch: pytest
              entry("corl", "td3", 300_000, 99.0)]  # fmt: skip
     entries = {str(number): peer for number, peer in enumerate(peers)}
     monkeypatch.setattr(report.Results, "load", lambda self: entries if self.program == "learning" else {})
-    assert "| Stable-Baselines3 15 ± 7 (2 seeds) |" in rendering.summary([made(range(4))])
+    assert "| Stable-Baselines3 15.00 ± 7.07 (2 seeds) |" in rendering.summary([made(range(4))])
 
 
 def test_the_page_of_a_study_names_the_settings_of_peers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

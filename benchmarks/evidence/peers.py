@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 
-from benchmarks import report
 from benchmarks.evidence.naming import name_of
 from benchmarks.report import Entry, Results
+from rl_training.display.text import number
 from rl_training.report.grouping import is_offline
 from rl_training.report.reading import Run
 
@@ -28,6 +29,12 @@ def peers_of(run: Run) -> dict[tuple[str, str], list[Entry]]:
     return found
 
 
+def spread(values: Sequence[float]) -> str:
+    """Mean and, for several values, the standard deviation over them, with the digits of our own returns."""
+    mean = number(statistics.fmean(values))
+    return mean if len(values) < 2 else f"{mean} ± {number(statistics.stdev(values))}"
+
+
 def best_peer(run: Run, step: float) -> str:
     """The peer with the best mean return by the same algorithm after as many steps; empty if there is none."""
     peers = {
@@ -39,7 +46,7 @@ def best_peer(run: Run, step: float) -> str:
     if not means:
         return ""
     best = max(means, key=lambda library: means[library])
-    return f"{best} {report.spread(peers[best])} ({len(peers[best])} seeds)"
+    return f"{best} {spread(peers[best])} ({len(peers[best])} seeds)"
 
 
 def settings_of_peers(run: Run) -> list[str]:

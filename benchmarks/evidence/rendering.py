@@ -13,7 +13,7 @@ from benchmarks import report
 from benchmarks.evidence.judging import EPISODES
 from benchmarks.evidence.keeping import OVER, Kept, about_of, load, reading_of
 from benchmarks.evidence.naming import name_of, short_name
-from benchmarks.evidence.peers import best_peer, peers_of, settings_of_peers
+from benchmarks.evidence.peers import best_peer, peers_of, settings_of_peers, spread
 from benchmarks.evidence.published import NOTE, STEPS, Published, published
 from benchmarks.report import UNKNOWN, Sections
 from rl_training.display.text import number
@@ -209,7 +209,7 @@ def _beside(kept: Kept, run: Run, steps: set[float]) -> Iterator[list[str]]:
         seeds = ranges(entry["seed"] for entry in entries)
         budget = " / ".join(sorted({f"{entry['steps']:,}" for entry in entries}))
         name = f"{library} {name_of(algo)}, {entries[0]['episodes']} episodes"
-        yield [name, seeds, budget, "", report.spread(values)]
+        yield [name, seeds, budget, "", spread(values)]
 
 
 def _algos(kept: Kept) -> set[str]:
