@@ -103,6 +103,21 @@ def test_shuffled_transitions_are_usable_but_have_no_episodes():
         result.top_fraction(0.5)
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("reward", r"accepted: observations, actions, .*, memory_limit; did you mean 'rewards'\?$"),
+        ("obs", "use observations=…$"),
+        ("next_obs", "use next_observations=…$"),
+        ("dones", "use terminals=…, without time limits, and timeouts=… for these$"),
+        ("speed", "accepted: observations, actions, .*, memory_limit$"),
+    ],
+)
+def test_an_unknown_argument_is_named_with_the_one_to_use(name: str, hint: str) -> None:
+    with pytest.raises(TypeError, match=rf"^from_arrays\(\) has no argument '{name}'; {hint}"):
+        TransitionDataset.from_arrays([[0.0]], [0], [0.0], [0], **{name: [0]})
+
+
 def test_bounds_never_come_from_the_data():
     data = episodes()
     with pytest.raises(DatasetError, match="never guessed from the data"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 import os
 import shutil
 import signal
@@ -25,6 +26,7 @@ from rl_training.experiment.checkpointing import (
     write_checkpoint,
 )
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.retention import copy_checkpoint
 from rl_training.runs.session import TrainResult
 from tests.reliability.processes import Child
 from tests.runs import (
@@ -33,6 +35,7 @@ from tests.runs import (
     ONLINE,
     KillAt,
     differences,
+    fingerprint,
     interrupted,
     mostly_slow,
     owned,
@@ -143,6 +146,32 @@ def test_every_checkpoint_of_a_run_leads_to_the_same_end(tmp_path: Path) -> None
     straight = train(config, [KillAt()])
     for tick in (10, 20, 50):  # before learning starts, while the ring fills, after it has wrapped
         assert differences(straight, resume(interrupted(config, tick), [KillAt()])) == []
+
+
+def test_a_copied_checkpoint(tmp_path: Path) -> None:
+    """A copy has the run.json of its run, so the record of a run that resumes from it can be checked."""
+    config = eventful("sac", tmp_path / "runs")
+    straight, run = train(config, [KillAt()]), interrupted(config, 40)
+    copy = copy_checkpoint(copy_checkpoint(find_checkpoint(run), tmp_path / "first"), tmp_path / "copy")
+    resumed = resume(copy, [KillAt()])
+    ends = [fingerprint(result.checkpoint_path) for result in (straight, resumed)]
+    assert {name for name in ends[0] if ends[0][name] != ends[1][name]} == {"trainer/log_rows"}  # a new metrics.csv
+    assert run_record(resumed.run_dir)["exact_resume"] is True
+
+    record = run_record(run)
+    changed = {"threads": 99, "trained_with": ["a", "b"], "inexact": ["step 10: an environment failed"]}
+    (copy / "origin.json").write_text(json.dumps(record | changed))
+    reasons = run_record(resume(copy).run_dir)["inexact"]
+    assert [reason.split(": ", 1)[1] for reason in reasons] == [
+        f"changed since the run began: threads 99 -> {torch.get_num_threads()}",
+        "it was trained together with a, b, and resumes without",
+        "the run of its checkpoint is not exact: step 10: an environment failed",
+    ]
+
+    (copy / "origin.json").unlink()
+    unknown = run_record(resume(copy).run_dir)
+    assert unknown["exact_resume"] is False
+    assert "is a copy without run.json, so its versions and CPU settings are unknown" in unknown["inexact"][0]
 
 
 def test_killed_twice(tmp_path: Path) -> None:

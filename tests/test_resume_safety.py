@@ -13,7 +13,7 @@ import torch
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.transitions import RowLayout
 from rl_training.errors import ConfigError, RunInUse
-from rl_training.experiment.checkpointing import find_checkpoint, read_checkpoint
+from rl_training.experiment.checkpointing import find_checkpoint, read_checkpoint, write_checkpoint
 from rl_training.experiment.logging import CsvSink
 from rl_training.experiment.runs import lock_run
 from rl_training.runs import state
@@ -170,3 +170,18 @@ def test_an_interrupted_round_of_callbacks_continues_with_those_that_were_not_ca
     assert state._callback_index(1, before, ["evaluation", "mine"]) == 1
     assert state._callback_index(3, before, before) == 3
     assert state._callback_index(2, before, ["evaluation"]) == 1
+
+
+def test_a_run_of_a_gpu_that_resumes_on_the_cpu_names_both(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A random state of 16 bytes is that of a GPU; `device: auto` continues on the CPU if there is no GPU."""
+    run = train(tiny("bc", tmp_path)).run_dir
+    saved = read_checkpoint(find_checkpoint(run))
+    tensors = {**saved.tensors, "random": {"updates": torch.zeros(16, dtype=torch.uint8)}}
+    write_checkpoint(run / "checkpoints", saved.step, tensors=tensors, records=saved.records)
+    resume(run, changes={"total_timesteps": 80, "device": "cpu" if torch.cuda.is_available() else "auto"})
+    (problem,) = run_record(run)["inexact"]
+    expected = "the checkpoint was written on a GPU and the run continues on the CPU, with a new random state"
+    assert (run_record(run)["exact_resume"], problem) == (False, f"step {saved.step}: {expected}")
+    assert f"warning: not an exact resume: {expected}" in capsys.readouterr().err

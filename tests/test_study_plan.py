@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from rl_training.errors import CheckpointError, ConfigError
+from rl_training.cli import main
+from rl_training.errors import CheckpointError, ConfigError, DatasetError
 from rl_training.experiment import files
 from rl_training.experiment.compat import ADDED_SINCE_0_2
 from rl_training.experiment.config import TrainConfig
@@ -16,6 +18,7 @@ from rl_training.experiment.registry import list_algorithm_specs, resolve
 from rl_training.study import Study, planning
 from rl_training.study.description import read_description
 from rl_training.study.plan import Plan, hash_of, identity, read_plan
+from rl_training.study.trials import require_data
 from tests.runs import tiny
 from tests.studies import study_in, tiny_study
 
@@ -160,6 +163,49 @@ def test_the_same_file_in_another_folder_is_the_same_trial(tmp_path: Path) -> No
     assert moved.configurations[0].settings["algo_kwargs"]["dataset_path"] == str(there)
     there.unlink()  # planned on a machine that has not got it
     assert on_data(tmp_path, there, seeds=[0, 1]).plan() == moved
+
+
+def test_a_relative_path_is_resolved_against_the_folder_of_the_first_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, elsewhere = data_file(tmp_path / "here" / "medium.npz"), tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(file.parent)
+    plan = on_data(tmp_path, Path("medium.npz")).plan()
+    begin(tmp_path)
+    assert plan.trials == on_data(tmp_path / "absolute", file).plan().trials
+    monkeypatch.chdir(elsewhere)
+    again = on_data(tmp_path, Path("medium.npz")).plan()
+    assert (again.configurations, again.trials) == (plan.configurations, plan.trials)
+    assert plan.configurations[0].settings["algo_kwargs"]["dataset_path"] == str(file)
+    require_data(tmp_path / "tiny", plan)
+    there = data_file(elsewhere / "medium.npz")
+    moved = on_data(tmp_path, Path("medium.npz")).plan()
+    assert moved.configurations[0].settings["algo_kwargs"]["dataset_path"] == str(there)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_missing_data_stop_a_study_before_its_first_trial(tmp_path: Path, workers: int) -> None:
+    paths = [str(data_file(tmp_path / "here.npz")), str(tmp_path / "one.npz"), "two.npz"]
+    study = on_data(tmp_path, None, grid={"dataset_path": paths}, seeds=[0, 1])
+    with pytest.raises(DatasetError, match=r"/one\.npz, two\.npz: no such file, which trials of .*tiny need"):
+        study.run(workers)
+    assert study.status().counts["waiting"] == 6
+    result = CliRunner().invoke(main, ["work", str(study.folder)])
+    assert (result.exit_code, study.status().counts["waiting"]) == (3, 6)
+
+
+def test_a_trial_that_has_begun_finds_its_data_where_it_was_started(tmp_path: Path) -> None:
+    plan = on_data(tmp_path, Path("medium.npz")).plan()
+    begin(tmp_path)
+    file = data_file(tmp_path / "first" / "medium.npz")
+    record = {"algo": "bc", "env_id": None, "seed": 0, "status": "interrupted", "versions": {}, "resumed": []}
+    record |= {"dataset": {"folder": str(file.parent)}}
+    (tmp_path / "tiny" / "runs" / plan.trials[0].name / "run.json").write_text(json.dumps(record))
+    require_data(tmp_path / "tiny", plan)
+    file.unlink()
+    with pytest.raises(DatasetError, match=r"^medium\.npz: no such file"):
+        require_data(tmp_path / "tiny", plan)
 
 
 def test_a_base_on_other_data_of_the_same_name_is_refused(tmp_path: Path) -> None:

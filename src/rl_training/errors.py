@@ -6,8 +6,13 @@ Every message is one line that names the place, the value and the remedy.
 from __future__ import annotations
 
 import difflib
+import functools
+import inspect
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, TypeVar
+
+M = TypeVar("M", bound=Callable[..., Any])
 
 
 class RLTrainingError(Exception):
@@ -162,6 +167,24 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """`; did you mean 'x'?` if a known name is close, else an empty string."""
     match = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
     return f"; did you mean {match[0]!r}?" if match else ""
+
+
+def argument_hints(remedies: Mapping[str, str]) -> Callable[[M], M]:
+    """A decorator: the error for an unknown keyword has its remedy, or the closest and all accepted names."""
+
+    def decorate(method: M) -> M:
+        known = [name for name in inspect.signature(method).parameters if name not in ("cls", "self")]
+
+        @functools.wraps(method)
+        def checked(*given: Any, **keywords: Any) -> Any:
+            for name in (name for name in keywords if name not in known):
+                hint = remedies.get(name) or f"accepted: {', '.join(known)}{nearest(name, known)}"
+                raise TypeError(f"{method.__name__}() has no argument {name!r}; {hint}")
+            return method(*given, **keywords)
+
+        return checked  # type: ignore[return-value]
+
+    return decorate
 
 
 LONGEST_CAUSE = 1_000

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, TypeVar
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import gymnasium as gym
 
-from rl_training.errors import ConfigError, setting_hint
+from rl_training.errors import ConfigError, argument_hints, setting_hint
 
 _ATTRIBUTES = {
     "save_model": "use save(path)",
@@ -39,7 +38,7 @@ _ARGUMENTS = {
     "n_eval_episodes": "use evaluate(num_episodes=…)",
     **dict.fromkeys(("state", "episode_start"), "policies here are not recurrent; leave it out"),
 }
-M = TypeVar("M", bound=Callable[..., Any])
+with_argument_hints = argument_hints(_ARGUMENTS)
 
 
 def attribute_hint(name: str) -> str:
@@ -64,17 +63,3 @@ def _takes(env: Any, name: str) -> bool:
         return name in inspect.signature(make).parameters
     except Exception:  # not an environment: this is reported elsewhere
         return False
-
-
-def with_argument_hints(method: M) -> M:
-    """`method`; its error for an unknown keyword includes a remedy."""
-    known = inspect.signature(method).parameters
-
-    @functools.wraps(method)
-    def checked(*given: Any, **keywords: Any) -> Any:
-        for name in keywords:
-            if name not in known and name in _ARGUMENTS:
-                raise TypeError(f"{method.__name__}() has no argument {name!r}; {_ARGUMENTS[name]}")
-        return method(*given, **keywords)
-
-    return checked  # type: ignore[return-value]

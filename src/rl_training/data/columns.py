@@ -25,6 +25,13 @@ ACTION_PROBS = "action_probs"
 SPACE = ("action_low", "action_high", "num_actions", "start")
 # Whether episodes continue after a row in `terminals`; see `Columns`.
 ENDS_AT_TIMEOUTS = "ends_at_timeouts"
+# Names of columns in other libraries, with the argument to use.
+OTHER_NAMES = {
+    **dict.fromkeys(("obs", "states"), "use observations=…"),
+    **dict.fromkeys(("next_obs", "next_states"), "use next_observations=…"),
+    **dict.fromkeys(("dones", "terminations"), "use terminals=…, without time limits, and timeouts=… for these"),
+    "truncations": "use timeouts=…",
+}
 _MOST_IGNORED = 10  # names in a message
 CHUNK_BYTES = 8 * 2**20  # small enough that chunks reuse the same memory
 

@@ -2,8 +2,7 @@
 
 Observations are raw, continuous actions are in [-1, 1], `dones` is 1 only at terminations. Time limits and cuts end
 an episode, but the value of its last state is bootstrapped. With `Columns.ends_at_timeouts` an episode continues
-after a termination: its return ends there, its rows stay together. Data that exceed memory are in a memory-mapped
-file: next to the data for a run (see `placement.py`), else a temporary file (`packing.py`).
+after a termination: its return ends there, its rows stay together. Data that exceed memory are memory-mapped.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from rl_training.data import formats
-from rl_training.data.columns import ACTION_PROBS, Columns, bounds_of
+from rl_training.data.columns import ACTION_PROBS, OTHER_NAMES, Columns, bounds_of
 from rl_training.data.extra_columns import NEXT_ACTIONS, Column, describe
 from rl_training.data.formats.own import Reader
 from rl_training.data.mapped import as_tensor, read_ahead
@@ -32,7 +31,7 @@ from rl_training.data.transforms import chunks, keep_spans, map_rewards, sum_n_s
 from rl_training.data.transitions import RowLayout, TransitionBatch
 from rl_training.data.validation import settled_spaces, with_action_space
 from rl_training.data.weighted import Part, WeightedSource, remaining_parts
-from rl_training.errors import ConfigError, DatasetError
+from rl_training.errors import ConfigError, DatasetError, argument_hints
 from rl_training.memory import room_on_gpu
 from rl_training.spaces import SpaceSpec
 
@@ -76,6 +75,7 @@ class TransitionDataset:
     __array_ufunc__ = __iter__ = None  # neither NumPy nor a loop may take the episodes for items
 
     @classmethod
+    @argument_hints(OTHER_NAMES)
     def from_arrays(
         cls,
         observations: ArrayLike,

@@ -18,6 +18,8 @@ from rl_training.experiment.manifest import MANIFEST, verify_checkpoint
 _STEP = re.compile(r"step_([0-9]{1,18})(\.old)?")
 # Folder of a run with numbered folders: the best checkpoints in earlier environments.
 EARLIER_BEST = "earlier_best"
+# In a copied checkpoint: the run.json of its run.
+ORIGIN = "origin.json"
 
 
 def list_checkpoints(parent: Path) -> list[Path]:
@@ -151,13 +153,16 @@ def discard(folder: Path) -> None:
 
 
 def copy_checkpoint(source: Path, target: Path) -> Path:
-    """Copy a checkpoint to the new folder `target`; a crash meanwhile leaves no folder that looks like one."""
+    """Copy a checkpoint and its run.json to the new folder `target`, whole or not at all."""
     try:
         if target.exists():
             raise CheckpointError(f"{target}: already exists and is not overwritten; choose another name")
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".tmp-", dir=target.parent) as staging:
-            files.rename(Path(shutil.copytree(source, Path(staging) / target.name)), target)
+            copy = Path(shutil.copytree(source, Path(staging) / target.name))
+            if (record := folder_of(source) / "run.json").is_file():
+                shutil.copyfile(record, copy / ORIGIN)
+            files.rename(copy, target)
     except OSError as error:
         raise CheckpointError(f"{target}: cannot be written: {error.strerror or error}") from None
     return target

@@ -104,7 +104,8 @@ def restore_learner(learner: Learner, checkpoint: Checkpoint) -> list[str]:
     learner.terms.update({k: torch.tensor(v, device=learner.device) for k, v in trainer["terms"].items()})
     state = tensors["random"]["updates"]
     if state.numel() != learner.generator.get_state().numel():
-        return ["the checkpoint was written on another kind of device; its random state is not restored"]
+        before, now = ("a GPU", "the CPU") if learner.device.type == "cpu" else ("the CPU", "a GPU")
+        return [f"the checkpoint was written on {before} and the run continues on {now}, with a new random state"]
     learner.generator.set_state(state)
     return []
 

@@ -24,8 +24,8 @@ from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import Checkpoint, latest_valid
 from rl_training.experiment.loggers import RunFacts, make_loggers
 from rl_training.experiment.logging import CsvSink, MetricsLog, Sink, TensorBoardSink, set_log_aside
-from rl_training.experiment.retention import discard_after, sweep
-from rl_training.experiment.runs import RunDirectory, machine_changes, read_run_record
+from rl_training.experiment.retention import ORIGIN, discard_after, sweep
+from rl_training.experiment.runs import RECORD, RunDirectory, machine_changes, parse_run_record
 from rl_training.memory import busy_note
 from rl_training.runs import state
 from rl_training.runs.changes import Changes
@@ -141,15 +141,24 @@ def _forget_scores(session: Session, environment: bool, *, complete: bool) -> No
 
 
 def _changed_machine(session: Session, checkpoint: Checkpoint) -> list[str]:
-    """A phrase for each version or CPU setting that has changed since the checkpoint, and for missing members."""
-    changes, missing = session.run.machine_changes, []
+    """A phrase for each version or CPU setting that has changed since the checkpoint, and for missing members.
+
+    A run that resumes in a new folder also repeats why the run of its checkpoint is not exact.
+    """
+    if checkpoint.path.parent == session.run.checkpoints:
+        return [f"changed since the run began: {change}" for change in session.run.machine_changes]
     home = checkpoint.path.parent.parent
-    if checkpoint.path.parent != session.run.checkpoints and (home / "run.json").is_file():
-        record = read_run_record(home)
-        changes = machine_changes(record)
-        others = [name for name in record.get("trained_with") or () if name != home.name]
-        missing = [f"it was trained together with {', '.join(others)}, and resumes without"] if others else []
-    return [f"changed since the run began: {change}" for change in changes] + missing
+    place = next((one for one in (checkpoint.path / ORIGIN, home / RECORD) if one.is_file()), None)
+    if place is None:
+        return [f"{checkpoint.path} is a copy without {RECORD}, so its versions and CPU settings are unknown"]
+    record = parse_run_record(place.read_bytes(), str(place))
+    names = record.get("trained_with") or ()
+    others = ", ".join(name for name in names if name != home.name)
+    return [
+        *(f"changed since the run began: {change}" for change in machine_changes(record)),
+        *([f"it was trained together with {others}, and resumes without"] if len(names) > 1 else []),
+        *(f"the run of its checkpoint is not exact: {reason}" for reason in record.get("inexact", ())),
+    ]
 
 
 def _announce_longer_schedules(session: Session, spec: RunSpec, changes: Changes) -> None:

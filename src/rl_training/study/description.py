@@ -167,7 +167,7 @@ class Location:
     """Where the trials of a study run. This is not part of its file, and does not change which trials there are."""
 
     data: Path | None = None
-    """folder for data files that the study names by a relative path"""
+    """folder for data files that the study names by a relative path; None: the current folder"""
     device: str | None = None
     """replaces the device of each configuration"""
     allow_import: bool = False
@@ -184,24 +184,27 @@ class Location:
         return {**config.to_dict(), "allow_import": self.allow_import}
 
     def apply(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """`values` of a configuration with the device and data paths of this machine; missing data files raise."""
+        """`values` of a configuration with the device and the absolute data paths of this machine.
+
+        A file that is missing in `data` raises; without `data` its path stays.
+        """
         moved = {} if self.device is None else {"device": self.device}
-        if self.data is not None:
-            moved["algo_kwargs"] = _below(self.data, values["algo_kwargs"])
-        return {**values, **moved}
+        return {**values, **moved, "algo_kwargs": _below(self.data, values["algo_kwargs"])}
 
 
-def _below(folder: Path, value: Any, name: str = "") -> Any:
+def _below(folder: Path | None, value: Any, name: str = "") -> Any:
     if isinstance(value, Mapping):
         return {key: _below(folder, item, key) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_below(folder, item, name) for item in value]
     if name != "dataset_path" or not isinstance(value, str):
         return value
-    path = folder / Path(value).expanduser()
-    if not path.is_file():
-        raise ConfigError(f"{path}: no such file, which the study learns from", key="dataset_path")
-    return str(path)
+    path = (folder or Path.cwd()) / at_home(value)
+    if path.is_file():
+        return str(path)
+    if folder is None:
+        return value
+    raise ConfigError(f"{path}: no such file, which the study learns from", key="dataset_path")
 
 
 def read_description(source: str | Path | Mapping[str, Any], location: Location | None = None) -> Description:

@@ -268,6 +268,8 @@ class _Known:
             old = self.configurations[index]
             # The device and the data folder may have changed; settings that are new since are left out.
             kept = settings if identity(old.settings).keys() == now.keys() else with_how(old.settings, settings)
+            if len(data) < len(data_files(settings)):  # a file is not here: keep the recorded paths
+                kept = {**kept, "algo_kwargs": old.settings["algo_kwargs"]}
             self.configurations[index] = Configuration(old.hash, wanted.task, changes, kept, {**old.data, **data})
         return index
 

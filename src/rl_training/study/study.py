@@ -13,7 +13,7 @@ from rl_training.errors import ConfigError, RLTrainingError, one_line
 from rl_training.settings import at_home
 from rl_training.study.plan import Plan, read_plan
 from rl_training.study.status import StudyStatus, TrialStatus, as_record, read_status
-from rl_training.study.trials import FULL_DISK, NEVER_RETRIED, home_of, reopen_failed
+from rl_training.study.trials import FULL_DISK, NEVER_RETRIED, home_of, reopen_failed, require_data
 
 if TYPE_CHECKING:
     from rl_training.off_policy_evaluation.choosing import Selection
@@ -134,6 +134,7 @@ class Study:
 
         size = workers or max(1, len(gpus))
         plan = self.plan(size)
+        require_data(self.folder, plan)
 
         def work(waiting: int) -> None:
             if size == 1 and not gpus:

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rl_training.errors import DiskFullError, RLTrainingError, device_error, one_line
+from rl_training.errors import DatasetError, DiskFullError, RLTrainingError, device_error, one_line
 from rl_training.experiment import files
 from rl_training.experiment.runs import read_run_record
-from rl_training.study.plan import RUNS, Plan, Trial
+from rl_training.settings import at_home
+from rl_training.study.plan import RUNS, Plan, Trial, data_files
 
 FAILURES = "failures"
 _DONE = ("finished", "stopped")
@@ -77,6 +78,22 @@ def is_open(study: Path, trial: Trial) -> bool:
 def has_failed(study: Path, trial: Trial) -> bool:
     """Whether a trial has failed and is not done."""
     return not is_done(record_of(home_of(study, trial))) and read_failure(study, trial) is not None
+
+
+def require_data(study: Path, plan: Plan) -> None:
+    """Raise if data files of open trials do not exist, neither here nor in the folder where a trial was started."""
+    missing: dict[str, None] = {}
+    for trial in plan.trials:
+        places = data_files(plan.configurations[trial.configuration].settings).values()
+        lost = [path for path in places if not Path(at_home(path)).is_file()]
+        if lost and is_open(study, trial):
+            started_in = record_of(home_of(study, trial)).get("dataset", {}).get("folder", "")
+            missing |= dict.fromkeys(path for path in lost if not Path(started_in, path).is_file())
+    if missing:
+        raise DatasetError(
+            f"{', '.join(missing)}: no such file, which trials of {study} need; no trial was started: restore it, "
+            "or pass the study's file and --data DIR to sweep"
+        )
 
 
 def reopen_failed(study: Path, plan: Plan, never: Sequence[int] = (), only: Sequence[int] | None = None) -> None:
