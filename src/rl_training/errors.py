@@ -10,7 +10,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 M = TypeVar("M", bound=Callable[..., Any])
 
@@ -36,6 +36,11 @@ class ConfigError(RLTrainingError, ValueError):
     def __init__(self, message: str, *, key: str | None = None) -> None:
         super().__init__(message)
         self.key = key
+
+    @classmethod
+    def of(cls, key: str, problem: str) -> Self:
+        """The error of one setting: its message is `key: problem`."""
+        return cls(f"{key}: {problem}", key=key)
 
 
 class MemoryLimitError(ConfigError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from itertools import chain
 from typing import Any
@@ -27,9 +26,6 @@ MAX_THREADS = 4
 _TENSORS_PER_PARAMETER = 4
 # Minimum memory of an environment: a small one in this process, or an interpreter with its libraries.
 _ENV_BYTES, _PROCESS_BYTES = 4 << 10, 40 << 20
-_MANY_ENVS = 10_000
-
-_log = logging.getLogger(__name__)
 
 
 def choose_device(name: str) -> torch.device:
@@ -40,17 +36,14 @@ def choose_device(name: str) -> torch.device:
         count = torch.cuda.device_count()
         index = int(name.partition(":")[2] or 0)
         if index >= count:
-            raise ConfigError(
-                f"device: {name!r} is not available ({count} CUDA devices found); use 'auto' or 'cpu'", key="device"
+            raise ConfigError.of(
+                "device", f"{name!r} is not available ({count} CUDA devices found); use 'auto' or 'cpu'"
             )
     return torch.device(name)
 
 
-def require_room_for_environments(config: TrainConfig, *, batched: bool = False) -> None:
-    """Raise if `num_envs` exceeds the available memory or the limit on processes.
-
-    Warn about many environments, unless they are `batched`.
-    """
+def require_room_for_environments(config: TrainConfig) -> None:
+    """Raise if `num_envs` exceeds the available memory or the limit on processes."""
     if config.environments == "ray":  # they may run on other machines
         return
     processes = config.environments == "processes"
@@ -63,10 +56,6 @@ def require_room_for_environments(config: TrainConfig, *, batched: bool = False)
         most, reason = limit, f"this user may have {limit} processes"
     if config.num_envs > most:
         raise MemoryLimitError(f"num_envs {config.num_envs} is too many: {reason}; at most {most}", key="num_envs")
-    if config.num_envs > _MANY_ENVS and not batched:
-        _log.warning(
-            "num_envs: %s environments are created one after another before training starts", f"{config.num_envs:,}"
-        )
 
 
 def _process_limit() -> int:
@@ -127,8 +116,8 @@ def _require_memory(model: Model, device: torch.device) -> None:
     )
     room = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
     if needed > room:
-        raise MemoryLimitError(
-            f"algo_kwargs.hidden_sizes: the networks and their optimisers need {human_bytes(needed)} and "
+        raise MemoryLimitError.of(
+            "algo_kwargs.hidden_sizes",
+            f"the networks and their optimisers need {human_bytes(needed)} and "
             f"{human_bytes(room)} are available on {device}; use smaller ones",
-            key="algo_kwargs.hidden_sizes",
         )
