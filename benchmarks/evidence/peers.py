@@ -19,7 +19,7 @@ def peers_of(run: Run) -> dict[tuple[str, str], list[Entry]]:
     """Runs of other libraries in the same environment, offline on the same rows as recorded or as in the files."""
     found: dict[tuple[str, str], list[Entry]] = {}
     data = {run.dataset.get(name) for name in ("fingerprint", "raw_fingerprint")} - {None}
-    for program in ("learning", "offline", "peers"):
+    for program in ("learning", "peers"):
         for entry in Results(program).load().values():
             library = _PEERS.get(entry.get("library", ""))
             rows = entry.get("fingerprint")
