@@ -23,6 +23,7 @@ from rl_training.report.facts import ranges
 from rl_training.report.grouping import Selection, group, is_offline
 from rl_training.report.reading import Run
 from rl_training.report.rendering import rendered
+from rl_training.report.statistics import seeds_needed
 from rl_training.report.summary import Options, Result, Summary, summarise
 from rl_training.report.tables import text_of
 from rl_training.study.description import StudyFile
@@ -163,6 +164,8 @@ def _better(summary: Summary, task: str) -> list[str]:
         told.append(f"{pair.better} than {pair.second if pair.better == pair.first else pair.first}")
     if told:
         return [f"Better (the interval of the difference of the IQMs excludes 0): {', '.join(told)}."]
+    if pairs and not any(pair.enough for pair in pairs):
+        return [f"A difference is called significant from {seeds_needed()} seeds of each method on."]
     return ["No difference between two methods is significant."] if pairs else []
 
 
