@@ -9,7 +9,8 @@ to the bounds before the critics evaluate them. With `tanh`, data actions are cl
 Which to use: `gaussian` only together with `layer_norm: true`, as in the packaged MuJoCo configurations; `gaussian`
 alone collapses, because its critics overestimate (see `crr`). `tanh` for a policy that continues in SAC or RLPD.
 Departures: `tanh` is the default; the log-std depends on the state, in [-5, 2] (the authors: one std for all
-states); no weight decay; PyTorch's initialisation.
+states); no weight decay; PyTorch's initialisation. Fine-tuning: half of each minibatch is data, while the authors
+draw uniformly from data and new experience together (`offline_batch_ratio: proportional`).
 Axes: critics `[2, B]`, weights `[B]`.
 """
 

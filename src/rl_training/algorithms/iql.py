@@ -7,7 +7,8 @@ The actor is a Gaussian around a tanh mean, with one std for all states, or with
 tanh-Gaussian. A learning-rate schedule applies to the actor only, as the authors' cosine does.
 Departures: all terms use the parameters before the step, as in CORL and rlkit (the authors use V after its step);
 data actions at ±1 are not clipped, because an unsquashed density is finite there (the authors clip them to
-±(1 - 1e-5)); no dropout.
+±(1 - 1e-5)); no dropout. Fine-tuning: half of each minibatch is data, while the authors draw uniformly from data
+and new experience together (`offline_batch_ratio: proportional`).
 Axes: critics `[2, B]`, values and weights `[B]`.
 """
 
