@@ -22,23 +22,21 @@ from rl_training.data.formats.files import SMALL, existing_file, hollow, new_fil
 from rl_training.errors import DatasetError
 from rl_training.memory import available_memory
 
-_LOCAL_HEADER = 30  # bytes of the header of a member, before its name
 _MAX_EXPANSION = 1100  # deflate, which numpy uses, expands at most about 1032 times
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, NotImplementedError, RuntimeError)
 
 
 class NpzColumn:
-    """An array of an archive, read as a stream; reading backwards restarts the stream."""
+    """An array of an archive, read as a stream."""
 
     def __init__(self, archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> None:
-        self.archive, self.info, self.path = archive, info, path
-        self.column = info.filename.removesuffix(".npy")
+        self.path, self.column = path, info.filename.removesuffix(".npy")
         if info.flag_bits & 1:
             raise self._fail("is encrypted; save the data again without a password")
         if info.file_size > info.compress_size * _MAX_EXPANSION:
             raise hollow(str(path), self.column, info.file_size, info.compress_size)
         try:
-            self._stream = self._open()
+            self._stream = archive.open(info)
             self.shape, fortran, self.dtype = self._header(self._stream)
             self._offset = self._stream.tell()
         except _DAMAGED as error:
@@ -55,14 +53,9 @@ class NpzColumn:
             raise self._fail("is stored in Fortran order and larger than memory; save it in C order")
         self._position = 0
         self._whole: NDArray[Any] | None = None
-        self._place = None if self._by_component else self._stored_at()
-        self._checksum = 0
 
     def _fail(self, text: str) -> DatasetError:
         return DatasetError(f"{self.path}: column {self.column!r} {text}")
-
-    def _open(self) -> IO[bytes]:
-        return self.archive.open(self.info)
 
     @staticmethod
     def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
@@ -80,54 +73,13 @@ class NpzColumn:
                     flat = np.frombuffer(self._stream.read(), dtype=self.dtype)
                     self._whole = flat.reshape(self.shape, order="F")
                 return self._whole[start:stop]
-            if self._place is not None:
-                return self._read_stored(start, stop, self._place)
-            if start < self._position:
-                self._stream = self._open()
-                self._header(self._stream)
-                self._position = 0
-            self._skip((start - self._position) * self._row_bytes)
+            if start != self._position:
+                self._stream.seek(self._offset + start * self._row_bytes)
             data = self._stream.read((stop - start) * self._row_bytes)
         except _DAMAGED as error:
             raise self._fail(f"is damaged between rows {start} and {stop}: {error}") from None
         self._position = stop
         return np.frombuffer(data, dtype=self.dtype).reshape(stop - start, *self.shape[1:])
-
-    def _stored_at(self) -> int | None:
-        """The file offset of the first row; None if the array is compressed or the system has no `preadv`."""
-        info = self.info
-        stored = info.compress_type == zipfile.ZIP_STORED and hasattr(os, "preadv")
-        if not stored or self.archive.fp is None:
-            return None
-        local = os.pread(self.archive.fp.fileno(), _LOCAL_HEADER, info.header_offset)
-        name, extra = (int.from_bytes(local[place : place + 2], "little") for place in (26, 28))
-        return info.header_offset + _LOCAL_HEADER + name + extra + self._offset
-
-    def _read_stored(self, start: int, stop: int, place: int) -> NDArray[Any]:
-        """Read rows directly from the file; if all are read in order, their checksum is verified."""
-        assert self.archive.fp is not None
-        handle = self.archive.fp.fileno()
-        rows = np.empty((stop - start, *self.shape[1:]), self.dtype)
-        view = whole = memoryview(rows.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
-        place += start * self._row_bytes
-        while len(view):
-            count = os.preadv(handle, [view], place)
-            if count == 0:
-                raise EOFError("the file ends")
-            view, place = view[count:], place + count
-        if start == 0:
-            beginning = os.pread(handle, self._offset, place - rows.nbytes - self._offset)
-            self._checksum, self._position = zlib.crc32(beginning), 0
-        if start == self._position:
-            self._checksum = zlib.crc32(whole, self._checksum)
-            self._position = stop
-            if stop == (*self.shape, 1)[0] and self._checksum != self.info.CRC:
-                raise zipfile.BadZipFile(f"Bad CRC-32 for file {self.info.filename!r}")
-        return rows
-
-    def _skip(self, count: int) -> None:
-        while count > 0:
-            count -= len(self._stream.read(min(count, 2**20)))
 
 
 def read_npz(path: str | os.PathLike[str]) -> Columns:
