@@ -129,8 +129,3 @@ def process_exists(pid: int) -> bool:
     except PermissionError:  # of another user
         pass
     return True
-
-
-def user_id() -> int:
-    """User id of this process, as in `os.stat`; 0 if the system has no user ids."""
-    return os.getuid() if hasattr(os, "getuid") else 0

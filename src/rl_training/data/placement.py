@@ -25,7 +25,6 @@ from rl_training.data.mapped import Contents, UnusableFolder, make_packed, open_
 from rl_training.errors import MemoryLimitError
 from rl_training.experiment.files import encode_json
 from rl_training.memory import available_memory, human_bytes, room_on_gpu
-from rl_training.platforms import user_id
 
 # Blocks of a source file that are part of its identity: both ends and some in between.
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
@@ -102,12 +101,11 @@ class PackedFile:
         more = f"+{len(names) - 1}" if len(names) > 1 else ""
         near = f"{names[0]}{more}.{_hash([names, settings])[:10]}.rows"
         elsewhere = f"{names[0]}{more}.{_hash([names, settings, str(folder)])[:10]}.rows"
-        spares = [spare] if spare is not None else []
-        return cls(identity, (folder / near, *(place / elsewhere for place in (*spares, _temporary_folder()))))
+        return cls(identity, (folder / near, *([] if spare is None else [spare / elsewhere])))
 
     def find(self) -> Contents | None:
         """The contents of the file, or None if no complete file exists."""
-        found = (open_packed(place, self.identity) for place in self.places if _is_ours(place))
+        found = (open_packed(place, self.identity) for place in self.places)
         return next((contents for contents in found if contents is not None), None)
 
     def make(self, shape: tuple[int, int], fill: Callable[[NDArray[np.float32]], Contents], limit: int) -> Contents:
@@ -115,7 +113,6 @@ class PackedFile:
         problems: list[str] = []
         for place in self.places:
             try:
-                _require_ours(place)
                 made = make_packed(place, self.identity, shape, fill, _log.warning)
             except UnusableFolder as problem:
                 problems.append(str(problem))
@@ -126,8 +123,8 @@ class PackedFile:
         needed = human_bytes(shape[0] * shape[1] * 4)
         raise MemoryLimitError(
             f"{shape[0]:,} rows need {needed}, more than host memory has room for ({human_bytes(limit)}, "
-            f"host_memory), and no folder takes a packed file: {'; '.join(problems)}; set TMPDIR to a larger disk "
-            "or use fewer rows",
+            f"host_memory), and no folder takes a packed file: {'; '.join(problems)}; set output_dir to a folder on "
+            "a larger disk, or use fewer rows",
             key="host_memory",
         )
 
@@ -149,31 +146,3 @@ def _state(source: Path) -> dict[str, Any]:
 
 def _hash(value: Any) -> str:
     return hashlib.sha256(encode_json(value)).hexdigest()
-
-
-def _temporary_folder() -> Path:
-    """This user's folder in the temporary directory."""
-    return Path(tempfile.gettempdir()) / f"rl-training-{user_id()}"
-
-
-def _is_ours(place: Path) -> bool:
-    """Whether a path is next to the data, or in a folder that other users cannot write to."""
-    folder = place.parent
-    if folder != _temporary_folder():
-        return True
-    try:
-        stat = folder.lstat()
-    except OSError:
-        return False
-    return folder.is_dir() and not folder.is_symlink() and stat.st_uid == user_id() and not stat.st_mode & 0o022
-
-
-def _require_ours(place: Path) -> None:
-    folder = place.parent
-    if folder == _temporary_folder():
-        try:
-            folder.mkdir(mode=0o700, exist_ok=True)
-        except OSError as error:
-            raise UnusableFolder(f"{folder}: {error.strerror or error}") from None
-        if not _is_ours(place):
-            raise UnusableFolder(f"{folder}: belongs to somebody else")
