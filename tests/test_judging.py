@@ -327,8 +327,6 @@ def test_data_without_probabilities_are_refused(home: Path, tmp_path: Path) -> N
 
 def test_probabilities_stay_with_their_rows(tmp_path: Path) -> None:
     """Rows that are no transitions, the last of cut episodes, take theirs with them."""
-    from rl_training.data.probabilities import read_probabilities
-
     columns = Chain(states=4).data(30)
     del columns["next_observations"]
     columns["action_probs"] = np.linspace(0.1, 0.9, len(columns["rewards"]))
@@ -337,18 +335,18 @@ def test_probabilities_stay_with_their_rows(tmp_path: Path) -> None:
     kept = ~columns["timeouts"]
     kept[-1] = bool(columns["terminals"][-1])
     assert 0 < len(data) == kept.sum() < len(kept)
-    assert read_probabilities(tmp_path / "logs.npz", data.spaces) == pytest.approx(columns["action_probs"][kept])
+    assert data.action_probs == pytest.approx(columns["action_probs"][kept])
 
 
 def test_probabilities_survive_a_conversion(tmp_path: Path) -> None:
     from rl_training.data.formats import convert_dataset
-    from rl_training.data.probabilities import read_probabilities
 
     pytest.importorskip("h5py")
     logs = discrete_logs(tmp_path / "logs.npz")
     copied = convert_dataset(logs, "hdf5", tmp_path / "logs.hdf5")
-    spaces = TransitionDataset.load(logs).spaces
-    assert np.array_equal(read_probabilities(logs, spaces), read_probabilities(copied, spaces))
+    before, after = TransitionDataset.load(logs).action_probs, TransitionDataset.load(copied).action_probs
+    assert before is not None
+    assert np.array_equal(before, after)
 
 
 # Numbers.

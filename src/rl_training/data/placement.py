@@ -123,8 +123,8 @@ class PackedFile:
         needed = human_bytes(shape[0] * shape[1] * 4)
         raise MemoryLimitError(
             f"{shape[0]:,} rows need {needed}, more than host memory has room for ({human_bytes(limit)}, "
-            f"host_memory), and no folder takes a packed file: {'; '.join(problems)}; set output_dir to a folder on "
-            "a larger disk, or use fewer rows",
+            f"host_memory), and no folder takes a packed file: {'; '.join(problems)}; set output_dir to a folder "
+            "on a larger disk, or use fewer rows",
             key="host_memory",
         )
 

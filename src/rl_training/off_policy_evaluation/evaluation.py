@@ -17,7 +17,6 @@ from numpy.typing import ArrayLike, NDArray
 from rl_training.algorithms.fqe import FQEConfig
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.episodes import Episodes, Resample, hold_out, resamples
-from rl_training.data.probabilities import checked_probabilities, read_probabilities, require_discrete
 from rl_training.errors import ConfigError, nearest
 from rl_training.experience.fqe_data import action_distance, acts
 from rl_training.models.mlp import NetworkConfig
@@ -29,6 +28,7 @@ from rl_training.off_policy_evaluation.importance import (
     doubly_robust_of,
     effective_episodes,
     log_weights,
+    logged_probabilities,
     weighted_mean,
 )
 from rl_training.off_policy_evaluation.policies import Candidate, Data, Place, candidates, load_data
@@ -191,13 +191,10 @@ def _require(method: str, bootstraps: int, fraction: float) -> None:
 
 def _probabilities(dataset: Data, loaded: TransitionDataset, given: ArrayLike | None) -> Floats:
     """The probabilities of the logged actions, one per row of `loaded`."""
-    require_discrete(loaded.name, loaded.spaces)
-    given = loaded.action_probs if given is None and isinstance(dataset, TransitionDataset) else given
-    if given is not None:
-        return checked_probabilities(loaded.name, given, len(loaded))
-    if isinstance(dataset, TransitionDataset):
+    missing = given is None and loaded.action_probs is None and loaded.spaces.discrete
+    if missing and isinstance(dataset, TransitionDataset):
         raise ConfigError(f"action_probs: {loaded.name} are in memory; give the probabilities of their actions")
-    return read_probabilities(dataset, loaded.spaces)
+    return logged_probabilities(loaded, given)
 
 
 def evaluate(

@@ -13,17 +13,46 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from rl_training.algorithms.fqe import FQE
+from rl_training.data.columns import ACTION_PROBS
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.episodes import Episodes, Resample
 from rl_training.data.statistics import sums_of
+from rl_training.errors import ConfigError, DatasetError
 from rl_training.models.policies import Policy
 from rl_training.off_policy_evaluation.policies import probabilities
 
 Floats = NDArray[np.float64]
 _CHUNK = 1 << 14
+
+
+def logged_probabilities(data: TransitionDataset, given: ArrayLike | None) -> Floats:
+    """The probability of each logged action when it was taken, `[n]`; `given` replaces those of the data."""
+    if not data.spaces.discrete:
+        raise ConfigError(
+            f"{data.name}: importance sampling is for discrete actions, and these are continuous: weights of whole "
+            "episodes would mean nothing; use method fqe"
+        )
+    values = data.action_probs if given is None else given
+    if values is None:
+        raise DatasetError(
+            f"{data.name}: column {ACTION_PROBS!r} is missing, the probability of each action when it was taken; "
+            "without it use method fqe"
+        )
+    found = np.asarray(values, dtype=np.float64)
+    if found.shape != (len(data),):
+        raise DatasetError(
+            f"{data.name}: {ACTION_PROBS} must be {len(data)} numbers, one per row, got shape {list(found.shape)}"
+        )
+    bad = np.flatnonzero(~((found > 0) & (found <= 1)))
+    if len(bad):
+        raise DatasetError(
+            f"{data.name}: column {ACTION_PROBS!r}, row {bad[0]}: {found[bad[0]]} is no probability of an action "
+            "that was taken; it must be above 0 and at most 1"
+        )
+    return found
 
 
 @dataclass(frozen=True)
