@@ -112,7 +112,7 @@ def test_no_stored_row_has_another_successor(env: TensorEnv) -> None:
     for _ in range(40):
         collector.act()
         collector.receive()
-    rows = collector._layout.unpack(collector.buffer.rows[: 40 * ROWS])
+    rows = collector.layout.unpack(collector.buffer.rows[: 40 * ROWS])
     assert torch.equal(rows.next_obs, rows.obs + 1.0)
     assert 0.0 < rows.dones.mean() < 1.0
 

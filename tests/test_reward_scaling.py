@@ -48,7 +48,7 @@ def test_an_update_sees_scaled_rewards_and_the_buffer_keeps_raw_ones() -> None:
     for _ in range(5):
         collector.act()
         collector.receive()
-    batch = collector._layout.unpack(collector.buffer.rows[:20])
+    batch = collector.layout.unpack(collector.buffer.rows[:20])
     assert torch.equal(batch.rewards, batch.next_obs[:, 1])
     seen = collector.learner.normalized(TransitionBatch(*batch))
     assert float(returns.scale) != 1.0

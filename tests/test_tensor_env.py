@@ -139,7 +139,7 @@ def test_a_stored_successor_is_the_true_one() -> None:
     for _ in range(16):
         collector.act()
         collector.receive()
-    batch = collector._layout.unpack(collector.buffer.rows)
+    batch = collector.layout.unpack(collector.buffer.rows)
     assert torch.equal(batch.next_obs, batch.obs + torch.tensor([0.0, 1.0]))
     assert torch.equal(batch.rewards, batch.next_obs[:, 1])
     index = torch.arange(64) % 4

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,15 +22,10 @@ from rl_training.environments.pool import too_long
 from rl_training.environments.running import BATCH, Episode, Pool, Steps
 from rl_training.errors import DivergedError, EnvironmentFailure
 from rl_training.experience.acting import ActingPolicy
-from rl_training.experience.finite import check_finite
-from rl_training.experience.moments import RunningMoments
-from rl_training.experience.protocol import Experience
-from rl_training.experience.reward_scaling import RunningReturns
-from rl_training.experience.saved_rows import restore_rows, saved_rows
-from rl_training.experiment.checkpointing import Checkpoint, Saved, checkpoint_errors
+from rl_training.experience.protocol import WINDOW, Experience
+from rl_training.experiment.checkpointing import Saved
 from rl_training.spaces import SpaceSpec
 
-WINDOW = 100  # episodes in the reported means
 MANY = 64  # rows for which a forward pass on a GPU, with both copies, is faster than one on a CPU
 LARGEST_REWARD = float(np.finfo(np.float32).max)  # larger rewards overflow to infinity in a row
 
@@ -43,80 +38,25 @@ def random_actions(rng: Draws, spaces: SpaceSpec, count: int) -> Any:
     return actions if isinstance(actions, torch.Tensor) else actions.astype(np.float32)
 
 
-def raise_bad_action(learner: Learner, steps: int) -> NoReturn:
-    """Raise `DivergedError` for an action that is not finite."""
-    check_finite(learner, f"by step {steps}")
-    raise DivergedError(
-        f"the policy's action is not finite at step {steps}; lower learning_rate", first_bad="action"
-    )
-
-
-def set_reward_scale(learner: Learner, scaling: RunningReturns) -> None:
-    """Scale the rewards of minibatches by the current statistics; does not wait for the device."""
-    assert learner.reward_scale is not None
-    learner.reward_scale.scale.copy_(scaling.scale, non_blocking=True)
-
-
-def held_noise(learner: Learner, random: Any, num_envs: int, device: torch.device) -> HeldNoise | None:
-    """The exploration noise of a learner that holds it, drawn from `random`; None for any other learner."""
-    if learner.longest_noise == 1:
-        return None
-    return HeldNoise(random, learner.longest_noise, (num_envs, learner.model.action_dim), device)
-
-
-def in_random_block(learner: Learner, step: int, block: int) -> bool:
-    """Whether the actor has not started (`actor_starts`) and an environment's `step` has a random action.
-
-    Critics that have seen the policy's own actions only are wrong about all others, which the actor would follow.
-    """
-    return block > 0 and learner.updates < learner.actor_starts and step // block % 2 == 0
-
-
-class Collector:
+class Collector(Experience):
     """Steps a `Pool` with the exploration policy of a learner and fills a replay buffer."""
 
+    draws: np.random.Generator | HeldNoise
     inexact_remedy = "end episodes with wrappers: [{TimeLimit: {max_episode_steps: 1000}}]"
 
     def __init__(
-        self,
-        envs: Pool,
-        spaces: SpaceSpec,
-        learner: Learner,
-        buffer: ReplayBuffer,
-        *,
-        random_steps: int,
-        random_block_steps: int = 0,
-        total_steps: int,
-        reward_map: tuple[float, float] = (1.0, 0.0),
-        moments: RunningMoments | None = None,
-        scaling: RunningReturns | None = None,
+        self, envs: Pool, spaces: SpaceSpec, learner: Learner, buffer: ReplayBuffer, **options: Any
     ) -> None:
-        """`reward_map`: (scale, shift) of the prior data's rewards, not applied to reported returns.
-
-        `moments`: running statistics of the observations, which the learner's normaliser uses; None: it is fixed.
-        `scaling`: running statistics of the return, which scale the rewards of minibatches.
-        """
-        self.envs = envs
-        self.width = envs.width  # environment steps per vector step
-        self.spaces = spaces
-        self.learner = learner
-        self.buffer = buffer
-        self.layout = buffer.layout
-        self.random_steps, self.random_block_steps = random_steps, random_block_steps
-        self.total_steps = total_steps
-        self.reward_map = reward_map
-        self.moments, self.scaling = moments, scaling
+        """`options`: those of `Experience`."""
+        self.envs, self.rng = envs, seeding.exploration(envs.seed)
+        super().__init__(spaces, learner, buffer, envs.width, self.rng, torch.device("cpu"), **options)
         self.acting = ActingPolicy(learner, copies=None if self.width < MANY else False)
-        self.rng = seeding.exploration(envs.seed)
-        self.held = held_noise(learner, self.rng, self.width, torch.device("cpu"))
-        self.steps = 0
         self.returns: deque[float] = deque(maxlen=WINDOW)
         self.lengths: deque[int] = deque(maxlen=WINDOW)
         self.obs: NDArray[np.float32] = np.empty((0, spaces.obs_dim), dtype=np.float32)
         self._chosen: NDArray[Any] = np.empty(0)  # internal actions that were sent to the environments
 
     def start(self) -> None:
-        """Reset every environment."""
         self._set_obs(self._reset(range(self.width)))
 
     def step(self) -> None:
@@ -125,13 +65,12 @@ class Collector:
         self.receive()
 
     def act(self) -> None:
-        """The first half of a vector step: choose actions and send them to the environments."""
         self.send(self._actions())
 
     def send(self, actions: NDArray[Any], converted: NDArray[Any] | None = None) -> None:
         """Send internal `actions` to the environments; `converted`: the same in the environments' units."""
         if not np.isfinite(actions).all():
-            raise_bad_action(self.learner, self.steps)
+            self._raise_bad_action()
         self._chosen = actions
         try:
             self.envs.send(self.spaces.to_env(actions) if converted is None else converted)
@@ -140,7 +79,6 @@ class Collector:
             raise
 
     def receive(self) -> None:
-        """The second half of a vector step: store the transitions and reset environments whose episode ended."""
         try:
             steps = self.envs.receive()
         except EnvironmentFailure:
@@ -155,9 +93,7 @@ class Collector:
         self.buffer.add(rows)
         self.steps += self.width
         over = steps.terminated | steps.truncated
-        if self.scaling is not None:
-            self.scaling.add(torch.from_numpy(steps.rewards), torch.from_numpy(over))
-            set_reward_scale(self.learner, self.scaling)
+        self._scale_rewards(torch.from_numpy(steps.rewards), torch.from_numpy(over))
         ended = over.nonzero()[0].tolist()
         if ended:
             self.returns.extend(self.envs.totals[ended].tolist())
@@ -177,22 +113,6 @@ class Collector:
             self.moments.add(obs)
             mean, std = (torch.from_numpy(m.astype(np.float32)) for m in (self.moments.mean, self.moments.std))
             self.learner.normalize_by(mean, std)
-
-    @property
-    def acts_randomly(self) -> bool:
-        """Whether the next actions are uniform: in the first `random_steps` steps, and in random blocks."""
-        return self.steps < self.random_steps or in_random_block(
-            self.learner, self.steps // self.width, self.random_block_steps
-        )
-
-    @property
-    def draws(self) -> np.random.Generator | HeldNoise:
-        """The source of random numbers for exploration."""
-        return self.rng if self.held is None else self.held
-
-    @property
-    def progress(self) -> float:
-        return min(self.steps / self.total_steps, 1.0)
 
     def _actions(self) -> NDArray[Any]:
         """Internal actions, uniform or from the exploration policy."""
@@ -243,7 +163,6 @@ class Collector:
         """Nothing to check: every row is checked before it is stored."""
 
     def statistics(self) -> dict[str, float]:
-        """Means over the last episodes."""
         if not self.returns:
             return {}
         return {
@@ -252,53 +171,33 @@ class Collector:
         }
 
     def unreplayable(self) -> list[str]:
-        """A phrase for each environment whose running episode a resumed run cannot replay."""
         return self.envs.unreplayable()
 
     def record(self) -> dict[str, Any]:
-        record = {
-            "steps": self.steps,
-            "rng": self.rng.bit_generator.state,
-            "returns": list(self.returns),
-            "lengths": list(self.lengths),
-            "episodes": self.envs.record(),
-        }
-        if self.moments is not None:
-            record["moments"] = self.moments.record()
-        return record
+        return self._record(
+            rng=self.rng.bit_generator.state,
+            returns=list(self.returns),
+            lengths=list(self.lengths),
+            episodes=self.envs.record(),
+        )
 
     def save(self) -> Saved:
-        """The replay buffer, the random state of exploration and the running episodes."""
-        tensors = {name: torch.from_numpy(values) for name, values in self.envs.save().items()}
-        tensors |= {} if self.scaling is None else self.scaling.tensors()
-        tensors |= {} if self.held is None else self.held.tensors()
-        return saved_rows(self.buffer, self.learner, {"obs": torch.from_numpy(self.obs)} | tensors)
+        own = {name: torch.from_numpy(values) for name, values in self.envs.save().items()}
+        return self._saved({"obs": torch.from_numpy(self.obs)} | own)
 
-    def restore(self, checkpoint: Checkpoint) -> list[str]:
-        """Restore what `save` saved and replay the running episodes; returns what could not be restored exactly."""
-        problems = restore_rows(self.buffer, self.learner, checkpoint)
-        with checkpoint_errors(checkpoint):
-            record, tensors = checkpoint.records["collector"], checkpoint.tensors["collector"]
-            self.steps = int(record["steps"])
-            self.rng.bit_generator.state = record["rng"]
-            self.returns.extend(record["returns"])
-            self.lengths.extend(record["lengths"])
-            if self.moments is not None:
-                self.moments.load(record["moments"])
-            if self.scaling is not None:
-                self.scaling.load(tensors)
-            if self.held is not None:
-                self.held.load(tensors)
-            saved = {name: tensor.numpy() for name, tensor in tensors.items()}
-            episodes = [
-                _restored(episode, saved.get(f"actions.{i}")) for i, episode in enumerate(record["episodes"])
-            ]
-            obs = saved["obs"].copy()
-            if len(episodes) != self.width or len(obs) != self.width:
-                raise ValueError(f"{len(episodes)} running episodes for {self.width} environments")
-            if f"{BATCH}state" in saved:
-                return problems + self._load_episodes(obs, episodes, saved)
-            return problems + self.replay_episodes(obs, episodes)
+    def _restore(self, record: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> list[str]:
+        """Restore the random state of exploration, and continue or replay the running episodes."""
+        self.rng.bit_generator.state = record["rng"]
+        self.returns.extend(record["returns"])
+        self.lengths.extend(record["lengths"])
+        saved = {name: tensor.numpy() for name, tensor in tensors.items()}
+        episodes = [_restored(episode, saved.get(f"actions.{i}")) for i, episode in enumerate(record["episodes"])]
+        obs = saved["obs"].copy()
+        if len(episodes) != self.width or len(obs) != self.width:
+            raise ValueError(f"{len(episodes)} running episodes for {self.width} environments")
+        if f"{BATCH}state" in saved:
+            return self._load_episodes(obs, episodes, saved)
+        return self.replay_episodes(obs, episodes)
 
     def _load_episodes(
         self, obs: NDArray[np.float32], episodes: Sequence[Episode], saved: Mapping[str, NDArray[Any]]

@@ -7,7 +7,7 @@ by one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -23,26 +23,17 @@ from rl_training.environments.tensor_env import ActionScaling, TensorEnv
 from rl_training.environments.tensor_stepping import CheckedEnv
 from rl_training.errors import ConfigError, DivergedError
 from rl_training.experience.acting import ActingPolicy
-from rl_training.experience.collector import (
-    WINDOW,
-    held_noise,
-    in_random_block,
-    raise_bad_action,
-    random_actions,
-    set_reward_scale,
-)
+from rl_training.experience.collector import random_actions
 from rl_training.experience.episode_statistics import EpisodeStatistics
-from rl_training.experience.moments import RunningMoments
-from rl_training.experience.reward_scaling import RunningReturns
-from rl_training.experience.saved_rows import restore_rows, saved_rows
-from rl_training.experiment.checkpointing import Checkpoint, Saved, checkpoint_errors
+from rl_training.experience.protocol import WINDOW, Experience
+from rl_training.experiment.checkpointing import Saved
 from rl_training.spaces import SpaceSpec
 
 # Vector steps before the first capture: they allocate what the libraries allocate once.
 _WARM_UP_STEPS = 3
 
 
-class TensorCollector:
+class TensorCollector(Experience):
     """Steps a `TensorEnv` with the exploration policy of a learner and appends rows to a replay buffer."""
 
     inexact_remedy = "give the environment state_dict() and load_state_dict()"
@@ -55,33 +46,25 @@ class TensorCollector:
         buffer: ReplayBuffer,
         *,
         seed: int,
-        random_steps: int,
-        random_block_steps: int = 0,
-        total_steps: int,
-        reward_map: tuple[float, float] = (1.0, 0.0),
-        moments: RunningMoments | None = None,
-        scaling: RunningReturns | None = None,
+        **options: Any,
     ) -> None:
-        """The arguments are those of `Collector`; `moments` are tensors."""
+        """`options`: those of `Experience`; `moments` are tensors."""
         if env.num_envs > buffer.capacity:
             raise ConfigError(
                 f"algo_kwargs.buffer_capacity {buffer.capacity} is less than one step of num_envs {env.num_envs}",
                 key="algo_kwargs.buffer_capacity",
             )
-        self.env, self.spaces, self.learner, self.buffer = env, spaces, learner, buffer
+        device = learner.device
+        self.random = DeviceRandom(torch.Generator(device).manual_seed(seeding.device_exploration(seed)))
+        super().__init__(spaces, learner, buffer, env.num_envs, self.random, device, **options)
+        self.env, self.seed = env, seed
         self._checked = CheckedEnv(env, spaces)
         self._blame = Blame(lambda: f"{type(env).__name__} failed (seed {self.seed}, step {self.steps})")
         self._step_failed = False  # then `obs` are not the observations of the environment's state
-        self.width, self.seed, self.steps = env.num_envs, seed, 0
-        self.random_steps, self.random_block_steps, self.total_steps = random_steps, random_block_steps, total_steps
-        self.reward_map, self.moments, self.scaling = reward_map, moments, scaling
         self.acting = ActingPolicy(learner, copies=False)
-        device = learner.device
-        self.random = DeviceRandom(torch.Generator(device).manual_seed(seeding.device_exploration(seed)))
-        self.held = held_noise(learner, self.random, self.width, device)
         self.episodes = EpisodeStatistics(self.width, max(WINDOW, self.width), device)
         self.obs = torch.zeros((self.width, spaces.obs_dim), device=device)
-        self._layout, self._scaling = buffer.layout, ActionScaling(spaces, device)
+        self._action_scaling = ActionScaling(spaces, device)
         self._progress = torch.zeros((), device=device)
         # The first environment that returned a value that is not finite, and whether an action was not; -1: none.
         self._bad = torch.full((2,), -1, dtype=torch.int64, device=device)
@@ -91,7 +74,6 @@ class TensorCollector:
         self._runs = dict.fromkeys(("random", "policy", "step"), 0)
 
     def start(self) -> None:
-        """Reset every simulation."""
         self._reset(seeding.episode_seed(self.seed, seeding.TRAINING, 0, 0))
         self._env_state()  # a wrong one would be found by the first checkpoint only
 
@@ -103,17 +85,14 @@ class TensorCollector:
         self.episodes.steps.zero_()
 
     def act(self) -> None:
-        """The first half of a vector step: choose actions."""
-        in_block = in_random_block(self.learner, self.steps // self.width, self.random_block_steps)
-        if self.steps < self.random_steps or in_block:
+        if self.acts_randomly:
             self._run("random", self._choose_random)
         else:
             if self.learner.explores_by_progress:
-                self._progress.fill_(min(self.steps / self.total_steps, 1.0))
+                self._progress.fill_(self.progress)
             self._run("policy", self._choose)
 
     def receive(self) -> None:
-        """The second half of a vector step: step the simulations and store the transitions."""
         self._step_failed = True
         self._run("step", self._step_and_store)
         self._step_failed = False
@@ -125,24 +104,21 @@ class TensorCollector:
 
     @torch.no_grad()
     def _choose(self) -> None:
-        draws = self.held or self.random
-        self._chosen.copy_(self.learner.explore(self.acting.current(), self.obs, draws, self._progress))
+        self._chosen.copy_(self.learner.explore(self.acting.current(), self.obs, self.draws, self._progress))
 
     @torch.no_grad()
     def _step_and_store(self) -> None:
         with self._blame:
-            answer = self._checked.step(self._scaling(self._chosen).to(self.env.device))
+            answer = self._checked.step(self._action_scaling(self._chosen).to(self.env.device))
         obs, rewards, terminated, truncated, final_obs = (part.to(self.learner.device) for part in answer)
         scale, shift = self.reward_map
         scaled = scale * rewards.float() + shift
         dones = self.buffer.dones(terminated, truncated)
-        rows = self._layout.pack_tensors(self.obs, self._chosen, scaled, final_obs, dones)
+        rows = self.layout.pack_tensors(self.obs, self._chosen, scaled, final_obs, dones)
         self.buffer.append(rows.to(self.buffer.device))
         self._find_bad(rows.isfinite().all(1) & obs.isfinite().all(1))
         self.episodes.add(rewards.double(), terminated | truncated)
-        if self.scaling is not None:
-            self.scaling.add(rewards.double(), terminated | truncated)
-            set_reward_scale(self.learner, self.scaling)
+        self._scale_rewards(rewards.double(), terminated | truncated)
         self._set_obs(obs)
 
     def _find_bad(self, finite: Tensor) -> None:
@@ -195,11 +171,9 @@ class TensorCollector:
     # Reports and checkpoints. Only these read from the device.
 
     def statistics(self) -> dict[str, float]:
-        """Means over the last episodes."""
         return self.episodes.means()
 
     def check(self) -> None:
-        """Raise `DivergedError` if a stored row is not finite."""
         index, action = self._bad.tolist()
         if index >= 0:
             raise DivergedError(
@@ -208,31 +182,23 @@ class TensorCollector:
                 first_bad=f"observation or reward of environment {index}",
             )
         if action >= 0:
-            raise_bad_action(self.learner, self.steps)
+            self._raise_bad_action()
 
     @property
     def _saves_env(self) -> bool:
         return hasattr(self.env, "state_dict") and hasattr(self.env, "load_state_dict")
 
     def unreplayable(self) -> list[str]:
-        """A phrase if the state of the environment cannot be saved."""
         return [] if self._saves_env else [f"{type(self.env).__name__} has no state_dict"]
 
     def record(self) -> dict[str, Any]:
-        record: dict[str, Any] = {"steps": self.steps, "num_envs": self.width}
-        if self.moments is not None:
-            record["moments"] = self.moments.record()
-        return record
+        return self._record(num_envs=self.width)
 
     def _own_tensors(self) -> dict[str, Tensor]:
-        own = {"obs": self.obs} | {f"episodes.{name}": tensor for name, tensor in self.episodes.tensors().items()}
-        return own | ({} if self.scaling is None else self.scaling.tensors())
+        return {"obs": self.obs} | {f"episodes.{name}": tensor for name, tensor in self.episodes.tensors().items()}
 
     def save(self) -> Saved:
-        """The replay buffer, random states, observations, episode statistics and the state of the environment."""
-        tensors = self._own_tensors() | {"random": self.random.generator.get_state()}
-        tensors |= {} if self.held is None else self.held.tensors()
-        return saved_rows(self.buffer, self.learner, tensors | self._env_state())
+        return self._saved(self._own_tensors() | {"random": self.random.generator.get_state()} | self._env_state())
 
     def _env_state(self) -> dict[str, Tensor]:
         """The state of the environment; empty if it cannot be saved or is that of a step that was not stored."""
@@ -241,25 +207,16 @@ class TensorCollector:
         with self._blame:
             return {f"env.{name}": tensor for name, tensor in self._checked.state_dict().items()}
 
-    def restore(self, checkpoint: Checkpoint) -> list[str]:
-        """Restore what `save` saved; returns what could not be restored exactly."""
-        problems = restore_rows(self.buffer, self.learner, checkpoint)
-        with checkpoint_errors(checkpoint):
-            record, tensors = checkpoint.records["collector"], checkpoint.tensors["collector"]
-            if record.get("num_envs") != self.width:
-                raise ValueError(f"{record.get('num_envs')} running simulations for {self.width}")
-            self.steps = int(record["steps"])
-            if self.moments is not None:
-                self.moments.load(record["moments"])
-            for name, tensor in self._own_tensors().items():
-                tensor.copy_(tensors[name])
-            if self.held is not None:
-                self.held.load(tensors)
-            problems += self._restore_random(tensors["random"])
-            state = {name[4:]: tensor for name, tensor in tensors.items() if name.startswith("env.")}
-            if state and self._saves_env:
-                self.env.load_state_dict(state)  # type: ignore[attr-defined]
-                return problems
+    def _restore(self, record: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[str]:
+        if record.get("num_envs") != self.width:
+            raise ValueError(f"{record.get('num_envs')} running simulations for {self.width}")
+        for name, tensor in self._own_tensors().items():
+            tensor.copy_(tensors[name])
+        problems = self._restore_random(tensors["random"])
+        state = {name[4:]: tensor for name, tensor in tensors.items() if name.startswith("env.")}
+        if state and self._saves_env:
+            self.env.load_state_dict(state)  # type: ignore[attr-defined]
+            return problems
         self.buffer.cut(range(self.width))
         self._reset(seeding.episode_seed(self.seed, seeding.TRAINING, 0, self.steps))
         return [
