@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import re
 import sys
 from collections.abc import Mapping
@@ -145,7 +144,11 @@ def _observations(name: str, space: gym.Space[Any]) -> dict[str, Any]:
     try:
         flattening = flattening_of(space)
     except Image:
-        raise _no_images(name, space) from None
+        raise ConfigError(
+            f"env_id: {name} has images among its observations, which no network here supports; leave them out "
+            "with FilterObservation, or use their pixels as numbers: wrappers: [FlattenObservation]",
+            key="env_id",
+        ) from None
     except Misfit:
         kind = f"{type(space).__name__} of shape {space.shape}" if space.shape else type(space).__name__
         remedy = (
@@ -228,40 +231,6 @@ def flattening_of(space: gym.Space[Any]) -> Flattening | None:
     if len(description["shape"]) != 1:
         raise Misfit("Box")
     return None
-
-
-def _no_images(name: str, obs: gym.Space[Any]) -> ConfigError:
-    """The error for images; its remedy drops them or uses their pixels as numbers."""
-    parts = obs.spaces if isinstance(obs, gym.spaces.Dict) else {}
-    images = [key for key, part in parts.items() if _is_image(part)]
-    others = [_in_yaml(key) for key in parts if key not in images]
-    if images and others:
-        remedy = (
-            f"leave {' and '.join(images)} out: wrappers: "
-            f"[{{FilterObservation: {{filter_keys: [{', '.join(others)}]}}}}]"
-        )
-    else:
-        remedy = "use its pixels as numbers: wrappers: [FlattenObservation]"
-    return ConfigError(
-        f"env_id: {name} has images among its observations, which no network here supports; {remedy}",
-        key="env_id",
-    )
-
-
-def _is_image(space: gym.Space[Any]) -> bool:
-    try:
-        describe(space)
-    except Image:
-        return isinstance(space, gym.spaces.Box)
-    except Misfit:
-        pass
-    return False
-
-
-def _in_yaml(key: str) -> str:
-    """A key as YAML, quoted if YAML would not read it as one string."""
-    plain = re.fullmatch(r"[A-Za-z_][\w.-]*", key) and key.lower() not in ("true", "false", "null", "nan", "inf")
-    return key if plain else json.dumps(key)
 
 
 def spaces_of(

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec, parse_env_id
@@ -21,26 +21,12 @@ from rl_training.errors import ConfigError
 
 if TYPE_CHECKING:
     from rl_training.environments.user_environments import UserEnvironments
-
-
-class EnvSettings(Protocol):
-    """The settings that `make_env` reads; a `TrainConfig` has them."""
-
-    @property
-    def env_id(self) -> str | None: ...
-    @property
-    def env_kwargs(self) -> Mapping[str, Any]: ...
-    @property
-    def wrappers(self) -> tuple[Any, ...]: ...
-    @property
-    def given_envs(self) -> tuple[str, ...]: ...
-    @property
-    def allow_import(self) -> bool: ...
+    from rl_training.experiment.config import TrainConfig
 
 
 @dataclass(frozen=True)
 class EnvRecipe:
-    """The same settings as plain data that can be unpickled without pydantic."""
+    """The settings that `make_env` reads, as plain data that can be unpickled without pydantic."""
 
     env_id: str | None
     env_kwargs: Mapping[str, Any]
@@ -51,6 +37,9 @@ class EnvRecipe:
     @classmethod
     def of(cls, config: EnvSettings) -> EnvRecipe:
         return cls(config.env_id, config.env_kwargs, config.wrappers, config.given_envs, config.allow_import)
+
+
+EnvSettings: TypeAlias = "EnvRecipe | TrainConfig"
 
 
 @dataclass(frozen=True)
