@@ -41,7 +41,7 @@ nitpick_ignore = [
         "algorithms.execution.JointRandom",
         "data.columns.Columns",
         "data.extra_columns.Column",
-        "data.weighted.Part",
+        "data.sources.Part",
         "environments.user_environments.UserEnvironments",
         "models.networks.NetworkOptions",
         "models.mlp_q.GreedyQ",

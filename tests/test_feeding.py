@@ -15,8 +15,7 @@ from torch import Tensor
 from rl_training.algorithms import IQL, SAC, TD3, Learner
 from rl_training.algorithms.execution import draw
 from rl_training.data.mapped import Contents, as_tensor, make_packed, read_ahead
-from rl_training.data.sources import BatchSource, MixedSource, TensorSource
-from rl_training.data.weighted import Part, WeightedSource
+from rl_training.data.sources import BatchSource, MixedSource, Part, TensorSource, WeightedSource
 from rl_training.updates.prefetch import BLOCK, CopyingPrefetcher, LookAhead, ReadingPrefetcher
 from rl_training.updates.stack import Stack
 from rl_training.updates.stacked import StackedUpdater

@@ -1045,7 +1045,7 @@ _DATA = [
     _mistake(
         "sampling",
         "a part of a mixture is chosen by its rows",
-        "data/weighted.py",
+        "data/sources.py",
         "torch.tensor([part.weight for part in parts], dtype=torch.float64)",
         "sizes.double()",
         "test_datasets.py",
@@ -1095,7 +1095,7 @@ _COLLECTING = [
     _mistake(
         "sampling",
         "the collector takes one random step too many",
-        "experience/collector.py",
+        "experience/protocol.py",
         "return self.steps < self.random_steps",
         "return self.steps <= self.random_steps",
         "test_collector.py",

@@ -18,9 +18,9 @@ from rl_training.data.extra_columns import NEXT_ACTIONS, Column
 from rl_training.data.mapped import Contents, as_tensor
 from rl_training.data.mixing import mix, require_same_spaces
 from rl_training.data.placement import MemoryBudget
+from rl_training.data.sources import Part
 from rl_training.data.transitions import RowLayout
 from rl_training.data.validation import settled_spaces
-from rl_training.data.weighted import Part
 from rl_training.spaces import SpaceSpec
 
 

@@ -26,12 +26,11 @@ from rl_training.data.extra_columns import NEXT_ACTIONS, Column, describe
 from rl_training.data.formats.own import Reader
 from rl_training.data.mapped import as_tensor, read_ahead
 from rl_training.data.packing import allocate_rows, left_out, pack, unpack
-from rl_training.data.sources import TensorSource
+from rl_training.data.sources import Part, TensorSource, WeightedSource, remaining_parts
 from rl_training.data.statistics import DatasetStatistics, moments_of, returns_of, statistics_of
 from rl_training.data.transforms import chunks, keep_spans, map_rewards, sum_n_steps, write_columns
 from rl_training.data.transitions import RowLayout, TransitionBatch
 from rl_training.data.validation import settled_spaces, with_action_space
-from rl_training.data.weighted import Part, WeightedSource, remaining_parts
 from rl_training.errors import ConfigError, DatasetError
 from rl_training.memory import room_on_gpu
 from rl_training.spaces import SpaceSpec

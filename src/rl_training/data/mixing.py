@@ -12,7 +12,7 @@ from rl_training.data.columns import ACTION_PROBS
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.extra_columns import describe
 from rl_training.data.packing import allocate_rows
-from rl_training.data.weighted import Part
+from rl_training.data.sources import Part
 from rl_training.errors import ConfigError, DatasetError
 from rl_training.spaces import SpaceSpec
 

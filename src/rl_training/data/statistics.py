@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl_training.data.weighted import Part
+from rl_training.data.sources import Part
 
 if TYPE_CHECKING:
     from rl_training.data.datasets import TransitionDataset

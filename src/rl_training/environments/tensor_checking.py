@@ -13,8 +13,7 @@ from rl_training.environments.checking import Check, spaces_in_words
 from rl_training.environments.making import require_valid
 from rl_training.environments.playing import UNLIMITED_EPISODE_STEPS
 from rl_training.environments.running import WrongAnswer
-from rl_training.environments.tensor_env import ActionScaling, TensorEnv, TensorStep
-from rl_training.environments.tensor_stepping import CheckedEnv
+from rl_training.environments.tensor_env import ActionScaling, CheckedEnv, TensorEnv, TensorStep
 from rl_training.errors import ConfigError, cause_of
 from rl_training.spaces import SpaceSpec
 

@@ -6,12 +6,14 @@ observation, so `TensorStep` has it as `final_obs`, and an environment that cann
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import gymnasium as gym
 import torch
 from torch import Tensor
 
+from rl_training.environments.running import WrongAnswer
 from rl_training.spaces import SpaceSpec
 
 
@@ -69,3 +71,54 @@ class ActionScaling:
         share = actions.double().clamp(-1.0, 1.0) * 0.5 + 0.5
         scaled = (1.0 - share) * self._low + share * self._high
         return scaled.to(self._dtype).clamp(self._least, self._most)
+
+
+_TYPES = {
+    "rewards": (torch.float32, torch.float64),
+    "terminated": (torch.bool,),
+    "truncated": (torch.bool,),
+}
+
+
+class CheckedEnv:
+    """A `TensorEnv` whose answers must have the promised shapes, types and devices; reads nothing from a GPU.
+
+    Raises `WrongAnswer`; otherwise a tensor with one row, for example, would be broadcast to all simulations.
+    """
+
+    def __init__(self, env: TensorEnv, spaces: SpaceSpec) -> None:
+        self.env = env
+        self.device = torch.empty(0, device=env.device).device
+        self._shapes = {True: (env.num_envs, spaces.obs_dim), False: (env.num_envs,)}
+
+    def reset(self, seed: int) -> Tensor:
+        obs = self.env.reset(seed)
+        self._require_form({"obs": obs})
+        return obs
+
+    def step(self, actions: Tensor) -> TensorStep:
+        step: Any = self.env.step(actions)
+        if not isinstance(step, TensorStep):
+            raise WrongAnswer(f"step returned a {type(step).__name__}, not a TensorStep")
+        self._require_form(step._asdict())
+        return step
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The state of an environment that has `state_dict`."""
+        state: dict[str, Any] = self.env.state_dict()  # type: ignore[attr-defined]
+        for name, value in state.items():
+            if not isinstance(value, Tensor):
+                kind = type(value).__name__
+                raise WrongAnswer(f"state_dict has values that are not tensors: {name!r} is a {kind}")
+        return state
+
+    def _require_form(self, parts: Mapping[str, Any]) -> None:
+        for name, part in parts.items():
+            if not isinstance(part, Tensor):
+                raise WrongAnswer(f"{name} is a {type(part).__name__}, not a tensor")
+            if part.shape != (shape := self._shapes[name.endswith("obs")]):
+                raise WrongAnswer(f"{name} has shape {list(part.shape)}, expected {list(shape)}")
+            if part.dtype not in (types := _TYPES.get(name, (torch.float32,))):
+                raise WrongAnswer(f"{name} has type {part.dtype}, expected {types[0]}")
+            if part.device != self.device:
+                raise WrongAnswer(f"{name} is on {part.device}, the environment on {self.device}")

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from rl_training.environments.playing import Evaluator, Played, PlayInterrupted
 from rl_training.environments.running import Blame
-from rl_training.environments.tensor_env import ActionScaling, TensorEnv
+from rl_training.environments.tensor_env import ActionScaling, CheckedEnv, TensorEnv
 from rl_training.environments.tensor_environments import tensor_maker
-from rl_training.environments.tensor_stepping import CheckedEnv
 from rl_training.environments.user_environments import TensorEnvMaker, UserEnvironments
 from rl_training.errors import DivergedError
 from rl_training.experiment.config import TrainConfig

@@ -19,8 +19,7 @@ from rl_training.algorithms.capturing import capturing
 from rl_training.algorithms.execution import DeviceRandom
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.environments.running import Blame
-from rl_training.environments.tensor_env import ActionScaling, TensorEnv
-from rl_training.environments.tensor_stepping import CheckedEnv
+from rl_training.environments.tensor_env import ActionScaling, CheckedEnv, TensorEnv
 from rl_training.errors import ConfigError, DivergedError
 from rl_training.experience.acting import ActingPolicy
 from rl_training.experience.collector import random_actions
