@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 from rl_training.cli import main
 from rl_training.data import columns as columns_module
 from rl_training.data.datasets import TransitionDataset
-from rl_training.data.formats import convert_dataset, read_columns, read_npz, write_columns
+from rl_training.data.formats import convert_dataset, read_columns, write_columns
+from rl_training.data.formats.npz import read_npz
 from rl_training.data.sources import BatchSource
 from rl_training.data.transitions import TransitionBatch
 from rl_training.errors import ConfigError, DatasetError, MissingDependencyError

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from benchmarks.runs import train
 from rl_training.data.datasets import TransitionDataset
-from rl_training.data.formats import write_npz
+from rl_training.data.formats.npz import write_npz
 from rl_training.environments.making import spaces_of
 from rl_training.experience.collecting import collect_dataset, collect_random
 from rl_training.experience.collector import random_actions

@@ -29,7 +29,7 @@ from benchmarks import report
 from benchmarks.report import Entry, Results, Sections, number, table
 from benchmarks.speed.timing import alternate
 from rl_training.environments.pool import make_pool
-from rl_training.environments.tensor_environments import tensor_maker
+from rl_training.environments.user_environments import tensor_maker
 from rl_training.experiment.config import TrainConfig
 from rl_training.memory import available_cores
 from rl_training.runs.building import choose_device

@@ -22,7 +22,7 @@ def check_env(
     """Check an environment: spaces, observations and rewards, ends of episodes, seeding, time limit."""
     from rl_training.environments.checking import check_environment
     from rl_training.environments.tensor_checking import check_tensor_env
-    from rl_training.environments.tensor_environments import tensor_maker
+    from rl_training.environments.user_environments import tensor_maker
     from rl_training.experiment.config import TrainConfig
     from rl_training.runs.building import choose_device
 

@@ -47,15 +47,7 @@ class ArrayColumn:
     """A column in memory or in a mapped file."""
 
     def __init__(self, array: NDArray[Any]) -> None:
-        self.array = array
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.array.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self.array.dtype
+        self.array, self.shape, self.dtype = array, array.shape, array.dtype
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
         return self.array[start:stop]

@@ -32,15 +32,13 @@ class Episodes(NamedTuple):
     @classmethod
     def of(cls, dataset: TransitionDataset, purpose: str) -> Episodes:
         """The episodes of `dataset`, at least two; errors name `purpose`."""
-        ends = dataset.episode_ends
-        if len(ends) < 2:
-            found = "there is only one" if len(ends) else "its rows do not follow each other"
+        if len(dataset.episode_ends) < 2:
+            found = "there is only one" if len(dataset.episode_ends) else "its rows do not follow each other"
             raise DatasetError(
                 f"{dataset.name}: {purpose} needs several episodes, and {found}; use data whose rows follow each "
                 "other (or hold out more of them), with the ends of episodes in 'terminals' or 'timeouts'"
             )
-        starts = np.concatenate([[0], ends[:-1] + 1]).astype(np.int64)
-        return cls(starts, ends - starts + 1)
+        return cls(*dataset.episodes(purpose))
 
     def to_termination(self, dones: NDArray[np.float32]) -> Episodes:
         """These episodes, each up to its first termination."""

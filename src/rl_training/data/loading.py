@@ -77,16 +77,12 @@ class DatasetChoice(Settings):
             raise ValueError(f"dataset_kind {kind!r} needs dataset_path, the path of the file")
         if kind == "minari" and self.dataset_id is None:
             raise ValueError("dataset_kind 'minari' needs dataset_id, for example 'D4RL/pen/human-v2'")
-        if kind is None and self.dataset_path is not None:
-            raise ValueError("dataset_path needs the kind of its file; set dataset_kind: npz or hdf5")
-        if kind is None and self.dataset_id is not None:
-            raise ValueError("dataset_id needs its kind; set dataset_kind: minari")
-        if not in_file and self.dataset_path is not None:
-            raise ValueError(f"dataset_path is not used by dataset_kind {kind!r}; set dataset_kind: npz or hdf5")
-        if kind != "minari" and self.dataset_id is not None:
-            raise ValueError(f"dataset_id is not used by dataset_kind {kind!r}; set dataset_kind: minari")
-        if kind != "minari" and self.dataset_download:
-            raise ValueError(f"dataset_download is not used by dataset_kind {kind!r}; set dataset_kind: minari")
+        unused = {"dataset_path": "npz or hdf5"} if not in_file else {}
+        unused |= {"dataset_id": "minari", "dataset_download": "minari"} if kind != "minari" else {}
+        for name, kinds in unused.items():
+            if getattr(self, name):
+                found = "without dataset_kind" if kind is None else f"by dataset_kind {kind!r}"
+                raise ValueError(f"{name} is not used {found}; set dataset_kind: {kinds}")
         return self
 
     @property

@@ -14,8 +14,13 @@ import gymnasium as gym
 import numpy as np
 
 from rl_training.environments.recipe import EnvSettings
-from rl_training.environments.tensor_environments import tensor_maker
-from rl_training.environments.user_environments import EnvMaker, TensorEnvMaker, UserEnvironments, not_made
+from rl_training.environments.user_environments import (
+    EnvMaker,
+    TensorEnvMaker,
+    UserEnvironments,
+    not_made,
+    tensor_maker,
+)
 from rl_training.environments.wrapping import time_limit_of, wrap
 from rl_training.errors import ConfigError, MissingDependencyError, nearest
 from rl_training.importing import current_folder, not_importable

@@ -12,8 +12,7 @@ from torch import Tensor
 from rl_training.environments.playing import Evaluator, Played, PlayInterrupted
 from rl_training.environments.running import Blame
 from rl_training.environments.tensor_env import ActionScaling, CheckedEnv, TensorEnv
-from rl_training.environments.tensor_environments import tensor_maker
-from rl_training.environments.user_environments import TensorEnvMaker, UserEnvironments
+from rl_training.environments.user_environments import TensorEnvMaker, UserEnvironments, tensor_maker
 from rl_training.errors import DivergedError
 from rl_training.experiment.config import TrainConfig
 from rl_training.models.policies import Policy

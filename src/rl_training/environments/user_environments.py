@@ -1,4 +1,4 @@
-"""Environments that a user passes in place of a Gymnasium id: an object, a class or a callable.
+"""Environments given as an object, a class or a callable instead of a Gymnasium id, and tensor environments.
 
 The configuration is plain data and contains only their names; `UserEnvironments` contains their makers.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -14,15 +15,19 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
+from rl_training.environments.recipe import EnvSettings
 from rl_training.environments.wrapping import Wrapping
 from rl_training.errors import ConfigError, cause_of
-from rl_training.importing import is_importable
+from rl_training.importing import find_optional, is_importable
 
 if TYPE_CHECKING:
     from rl_training.environments.tensor_env import TensorEnv
     from rl_training.experiment.config import TrainConfig
 
 Env = gym.Env[Any, Any]
+# Classes of `torch_envs` by their ids.
+BUILT_IN = {"torch/Pendulum-v1": "TorchPendulum", "torch/CartPole-v1": "TorchCartPole"}
+_CLASS = re.compile(r"[\w.]+:[A-Za-z_][\w.]*")
 
 
 class EnvMaker:
@@ -131,7 +136,7 @@ class TensorEnvMaker:
             env.close()
 
 
-def is_tensor_class(found: Any) -> bool:
+def _is_tensor_class(found: Any) -> bool:
     """Whether `found` is a class that may make a `TensorEnv`: it steps, and is not one of Gymnasium's."""
     if not isinstance(found, type) or issubclass(found, gym.Env | gym.vector.VectorEnv):
         return False
@@ -187,6 +192,40 @@ class UserEnvironments:
             )
 
 
+def tensor_maker(config: EnvSettings, given: UserEnvironments | None = None) -> TensorEnvMaker | None:
+    """The maker of the configured tensor environment; None if the environment is not one."""
+    maker = _maker(config, given)
+    if maker is not None and config.wrappers:
+        raise ConfigError(
+            f"wrappers: they apply to one Gymnasium environment, and {maker.name} steps tensors; leave them out",
+            key="wrappers",
+        )
+    return maker
+
+
+def _maker(config: EnvSettings, given: UserEnvironments | None) -> TensorEnvMaker | None:
+    if given is not None and given.env is not None:
+        return given.env if isinstance(given.env, TensorEnvMaker) else None
+    env_id = config.env_id or ""
+    if "env_id" in config.given_envs:
+        return None
+    if env_id in BUILT_IN:
+        from rl_training.environments import torch_envs
+
+        return TensorEnvMaker(env_id, getattr(torch_envs, BUILT_IN[env_id]))
+    found = find_optional(env_id) if config.allow_import and _CLASS.fullmatch(env_id) else None
+    return TensorEnvMaker(env_id, found) if _is_tensor_class(found) else None
+
+
+def require_tensor_settings(config: TrainConfig, maker: TensorEnvMaker) -> None:
+    """Raise if the configuration asks for something that a tensor environment cannot do."""
+    if config.environments in ("batched", "processes", "ray"):
+        raise ConfigError(
+            f"environments: {config.environments}: {maker.name} steps its simulations itself; set it to auto",
+            key="environments",
+        )
+
+
 @dataclass(frozen=True)
 class _Registered:
     """Creates an environment from its spec; picklable if its entry point is importable."""
@@ -223,7 +262,7 @@ def resolve_env(env: Any, key: str = "env_id") -> EnvSource:
         place = _place_of(env)
         maker = EnvMaker(env.__name__, env, probed=True)
         return EnvSource(place or env.__name__, maker, by_name=place is not None)
-    if is_tensor_class(env):
+    if _is_tensor_class(env):
         place = _place_of(env)
         return EnvSource(place or env.__name__, TensorEnvMaker(env.__name__, env), by_name=place is not None)
     if isinstance(env, gym.vector.VectorEnv):

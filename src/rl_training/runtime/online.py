@@ -15,7 +15,7 @@ from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.transitions import RowLayout
 from rl_training.environments.making import spaces_of
 from rl_training.environments.pool import is_batched, make_pool
-from rl_training.environments.tensor_environments import require_tensor_settings, tensor_maker
+from rl_training.environments.user_environments import require_tensor_settings, tensor_maker
 from rl_training.errors import ConfigError, MemoryLimitError
 from rl_training.experience.collector import MANY, Collector
 from rl_training.experience.moments import ObservationConfig, RunningMoments

@@ -18,20 +18,6 @@ from rl_training.errors import ConfigError, nearest
 from rl_training.ogbench import PREFIX
 from rl_training.spaces import SpaceSpec
 
-__all__ = [
-    "FileKind",
-    "convert_dataset",
-    "kind_of",
-    "read_columns",
-    "read_hdf5",
-    "read_minari",
-    "read_npz",
-    "write_columns",
-    "write_hdf5",
-    "write_minari",
-    "write_npz",
-]
-
 FileKind = Literal["npz", "hdf5", "minari"]
 _SUFFIXES: dict[str, FileKind] = {".npz": "npz", ".hdf5": "hdf5", ".h5": "hdf5"}
 
