@@ -14,13 +14,7 @@ import gymnasium as gym
 import numpy as np
 
 from rl_training.environments.recipe import EnvSettings
-from rl_training.environments.user_environments import (
-    EnvMaker,
-    TensorEnvMaker,
-    UserEnvironments,
-    not_made,
-    tensor_maker,
-)
+from rl_training.environments.user_environments import EnvMaker, UserEnvironments, not_made, tensor_maker
 from rl_training.environments.wrapping import time_limit_of, wrap
 from rl_training.errors import ConfigError, MissingDependencyError, nearest
 from rl_training.importing import current_folder, not_importable
@@ -243,20 +237,16 @@ def spaces_of(
 ) -> SpaceSpec:
     """The spaces of the configured environment."""
     if (maker := tensor_maker(config, given)) is not None:
-        return _tensor_spaces(maker, config, discrete)
+        tensor_env = maker(1, "cpu", config.env_kwargs)
+        try:
+            return require_valid(tensor_env, maker.name, discrete=discrete)
+        finally:
+            maker.close(tensor_env)
     env = make_env(config, given)
     try:
         return read_spaces(env, discrete=discrete)
     finally:
         close_env(env, given)
-
-
-def _tensor_spaces(maker: TensorEnvMaker, config: EnvSettings, discrete: bool | None) -> SpaceSpec:
-    env = maker(1, "cpu", config.env_kwargs)
-    try:
-        return require_valid(env, maker.name, discrete=discrete)
-    finally:
-        maker.close(env)
 
 
 def require_valid(env: Any, name: str, *, discrete: bool | None = None) -> SpaceSpec:
