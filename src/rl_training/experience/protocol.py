@@ -105,9 +105,11 @@ class Experience(ABC):
             f"the policy's action is not finite at step {self.steps}; lower learning_rate", first_bad="action"
         )
 
-    @abstractmethod
     def check(self) -> None:
-        """Raise `DivergedError` if a stored row is not finite; called before anything is reported or saved."""
+        """Raise `DivergedError` if a stored row is not finite; called before anything is reported or saved.
+
+        A collector that checks rows before it stores them has nothing to do.
+        """
 
     @abstractmethod
     def statistics(self) -> dict[str, float]:
