@@ -26,7 +26,7 @@ def test_an_action_arrives_as_it_was(action: Any) -> None:
     assert form.fits(action)
     message = frames.action_message(action)
     assert frames.is_bare(message)
-    found = frames.action_of(message, form)
+    found = form.read(message)
     assert (found.dtype, found.shape) == (action.dtype, action.shape)
     assert np.array_equal(found, action)
     if action.shape:

@@ -10,7 +10,7 @@ import torch
 
 from rl_training.data.transitions import TransitionBatch
 from rl_training.errors import ConfigError
-from rl_training.experience.reward_scaling import RunningReturns
+from rl_training.experience.moments import RunningReturns
 from rl_training.experiment.checkpointing import read_checkpoint
 from rl_training.runtime.populations import train_population
 from rl_training.runtime.workflows import resume_training

@@ -23,9 +23,8 @@ from rl_training.environments.tensor_playing import make_evaluator
 from rl_training.environments.torch_envs import TorchCartPole, TorchEnv, TorchPendulum
 from rl_training.environments.user_environments import TensorEnvMaker, UserEnvironments
 from rl_training.errors import ConfigError, DivergedError
-from rl_training.experience.episode_statistics import EpisodeStatistics
 from rl_training.experience.moments import RunningMoments
-from rl_training.experience.tensor_collector import TensorCollector
+from rl_training.experience.tensor_collector import EpisodeStatistics, TensorCollector
 from rl_training.experiment.checkpointing import read_checkpoint
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runs.building import build_learner

@@ -39,11 +39,8 @@ CHUNK_BYTES = 8 * 2**20  # small enough that chunks reuse the same memory
 class Column(Protocol):
     """A column that is read in chunks; reading all chunks in order takes one pass."""
 
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def dtype(self) -> np.dtype[Any]: ...
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
         """Rows `start` to `stop`."""

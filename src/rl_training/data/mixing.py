@@ -18,10 +18,7 @@ from rl_training.spaces import SpaceSpec
 
 
 def mix(
-    components: Sequence[tuple[TransitionDataset, float]],
-    *,
-    memory_limit: int | None = None,
-    rows: NDArray[np.float32] | None = None,
+    components: Sequence[tuple[TransitionDataset, float]], *, rows: NDArray[np.float32] | None = None
 ) -> TransitionDataset:
     """A mixture of data sets: each row of a batch is drawn from a part with probability `weight / sum(weights)`.
 
@@ -39,7 +36,7 @@ def mix(
     sizes = [len(dataset) for dataset, _ in components]
     offsets = np.cumsum([0, *sizes])
     if rows is None:
-        rows = allocate_rows(name, sum(sizes), first.layout.width, memory_limit)
+        rows = allocate_rows(name, sum(sizes), first.layout.width)
         for (dataset, _), offset in zip(components, offsets):
             rows[offset : offset + len(dataset)] = dataset.rows
     ends = [dataset.episode_ends + offset for (dataset, _), offset in zip(components, offsets)]
@@ -60,7 +57,6 @@ def mix(
         parts=tuple(Part(size, weight / total) for size, (_, weight) in zip(sizes, components)),
         reward_map=maps.pop(),
         extras=first.extras,
-        memory_limit=memory_limit,
         action_probs=np.concatenate(probs) if len(probs) == len(components) else None,
     )
 

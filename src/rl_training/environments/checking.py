@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rl_training.environments.making import close_env, make_env, read_spaces, time_limit
 from rl_training.environments.playing import UNLIMITED_EPISODE_STEPS
 from rl_training.environments.pool import LocalEnv, Transition
-from rl_training.environments.running import WrongAnswer
+from rl_training.environments.running import problem_of
 from rl_training.environments.user_environments import UserEnvironments
 from rl_training.errors import LONGEST_CAUSE, ConfigError, cause_of, one_line
 from rl_training.experiment.config import TrainConfig
@@ -85,8 +85,7 @@ def _answers(config: TrainConfig, given: UserEnvironments | None) -> Iterator[Ch
         try:
             episode = _play(env, step)
         except Exception as error:
-            cause = one_line(error, LONGEST_CAUSE) if isinstance(error, WrongAnswer) else cause_of(error)
-            yield Check("broken", "answers", f"at step {step[0]}: {cause}")
+            yield Check("broken", "answers", f"at step {step[0]}: {problem_of(error)}")
             return
         if not _finite(episode):
             yield Check("broken", "answers", "an observation or a reward is NaN or infinite")

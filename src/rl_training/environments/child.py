@@ -89,7 +89,7 @@ def _serve(connection: Connection[Any, Any], server: EnvServer) -> None:
     for number in itertools.count(1):
         message = connection.recv_bytes()
         if frames.is_bare(message):
-            command, argument = "step", frames.action_of(message, actions)
+            command, argument = "step", actions.read(message)
         else:
             command, argument = pickle.loads(message)  # noqa: S301 - from the process that started this one
         if command == "close":

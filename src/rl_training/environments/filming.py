@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl_training.environments.making import close_env, make_env
-from rl_training.environments.user_environments import UserEnvironments
+from rl_training.environments.user_environments import UserEnvironments, env_error
 from rl_training.errors import (
     LONGEST_CAUSE,
     ConfigError,
@@ -127,9 +127,9 @@ def frame_rate(config: TrainConfig, given: UserEnvironments) -> float:
         if MODE not in modes or (fixed and env.render_mode != MODE):
             known = f"it has {', '.join(map(str, modes)) or 'none'}"
             remedy = f"make it with render_mode={MODE!r}" if MODE in modes else known
-            raise ConfigError(f"env_id: {name} is filmed in the render mode {MODE}; {remedy}", key="env_id")
+            raise env_error(f"{name} is filmed in the render mode {MODE}; {remedy}")
         if _is_mujoco(env) and drawing_backend() is None:
-            raise ConfigError(f"env_id: {name} cannot be filmed: {NO_BACKEND}", key="env_id")
+            raise env_error(f"{name} cannot be filmed: {NO_BACKEND}")
         fps = env.metadata.get("render_fps")
     finally:
         close_env(env, given)

@@ -42,11 +42,11 @@ class Form:
         is_array = isinstance(value, np.ndarray | np.generic)
         return is_array and (value.dtype, value.shape) == self._known
 
-    def read(self, data: bytes, offset: int) -> Any:
-        """A new array, or a scalar."""
+    def read(self, message: bytes) -> Any:
+        """The action of an `action_message`: a new array, or a scalar."""
         assert self._known is not None
         dtype, shape = self._known
-        values = np.frombuffer(data, dtype, offset=offset)
+        values = np.frombuffer(message, dtype, offset=len(_MARK))
         return values.reshape(shape).copy() if shape else values[0]
 
 
@@ -61,10 +61,6 @@ def is_bare(message: bytes) -> bool:
 
 def action_message(action: Any) -> bytes:
     return _MARK + bytes(action.tobytes())
-
-
-def action_of(message: bytes, form: Form) -> Any:
-    return form.read(message, 1)
 
 
 def answer_message(number: int, status: str, value: Any) -> bytes:

@@ -14,15 +14,9 @@ import gymnasium as gym
 import numpy as np
 
 from rl_training.environments.recipe import EnvSettings
-from rl_training.environments.user_environments import (
-    EnvMaker,
-    TensorEnvMaker,
-    UserEnvironments,
-    not_made,
-    tensor_maker,
-)
+from rl_training.environments.user_environments import EnvMaker, UserEnvironments, env_error, not_made, tensor_maker
 from rl_training.environments.wrapping import time_limit_of, wrap
-from rl_training.errors import ConfigError, MissingDependencyError, nearest
+from rl_training.errors import MissingDependencyError, nearest
 from rl_training.importing import current_folder, not_importable
 from rl_training.observation_spaces import Flattening, Image, Misfit, describe
 from rl_training.ogbench import registered_id
@@ -49,25 +43,20 @@ def _bare(config: EnvSettings, given: UserEnvironments | None) -> gym.Env[Any, A
     env_id = config.env_id
     kwargs = copy.deepcopy(dict(config.env_kwargs))  # an environment may change its arguments
     if tensor_maker(config, given) is not None:
-        raise ConfigError(
-            f"env_id: {env_id} is a TensorEnv; it trains and evaluates, and this needs a Gymnasium environment",
-            key="env_id",
-        )
+        raise env_error(f"{env_id} is a TensorEnv; it trains and evaluates, and this needs a Gymnasium environment")
     if given is not None and isinstance(given.env, EnvMaker):
         return given.env(kwargs)
     if env_id is None:
-        raise ConfigError("env_id: this needs an environment; set env_id", key="env_id")
+        raise env_error("this needs an environment; set env_id")
     if "env_id" in config.given_envs:
-        raise ConfigError(
-            f"env_id: {env_id} was given as a Python object and cannot be made by its name; give it again, as in "
-            "rl_training.load(path, env=…), or name its class: --set env_id=module:Class --allow-import",
-            key="env_id",
+        raise env_error(
+            f"{env_id} was given as a Python object and cannot be made by its name; give it again, as in "
+            "rl_training.load(path, env=…), or name its class: --set env_id=module:Class --allow-import"
         )
     if ":" in env_id and not config.allow_import:
-        raise ConfigError(
-            f"env_id: {env_id!r} would import the module {env_id.split(':')[0]!r}; allow it with --allow-import, "
-            "or give the class in Python, as in rl_training.load(path, env=…)",
-            key="env_id",
+        raise env_error(
+            f"{env_id!r} would import the module {env_id.split(':')[0]!r}; allow it with --allow-import, "
+            "or give the class in Python, as in rl_training.load(path, env=…)"
         )
     try:
         with current_folder() if config.allow_import else nullcontext():
@@ -78,9 +67,7 @@ def _bare(config: EnvSettings, given: UserEnvironments | None) -> gym.Env[Any, A
         raise
     except gym.error.UnregisteredEnv:
         if env_id.startswith("ALE/"):
-            raise ConfigError(
-                f"env_id: {env_id}: Atari is not supported, its observations are images", key="env_id"
-            ) from None
+            raise env_error(f"{env_id}: Atari is not supported, its observations are images") from None
         hint = nearest(env_id, gym.registry) or "; see gymnasium.registry for the known ones"
         if _D4RL.match(env_id):
             hint = "; that is a data set of D4RL; rl-training configs lists presets, such as iql/hopper-medium"
@@ -88,7 +75,7 @@ def _bare(config: EnvSettings, given: UserEnvironments | None) -> gym.Env[Any, A
             hint = f"; a class in a file is {Path(env_id).stem}:CLASS, with --allow-import, from the file's folder"
         elif ":" in env_id:
             hint = "; its module neither registers such an id nor has a gymnasium.Env of that name"
-        raise ConfigError(f"env_id: unknown environment {env_id!r}{hint}", key="env_id") from None
+        raise env_error(f"unknown environment {env_id!r}{hint}") from None
     except Exception as error:
         raise not_made(env_id, config.env_kwargs, error) from error
 
@@ -149,10 +136,9 @@ def _observations(name: str, space: gym.Space[Any]) -> dict[str, Any]:
     try:
         flattening = flattening_of(space)
     except Image:
-        raise ConfigError(
-            f"env_id: {name} has images among its observations, which no network here supports; leave them out "
-            "with FilterObservation, or use their pixels as numbers: wrappers: [FlattenObservation]",
-            key="env_id",
+        raise env_error(
+            f"{name} has images among its observations, which no network here supports; leave them out "
+            "with FilterObservation, or use their pixels as numbers: wrappers: [FlattenObservation]"
         ) from None
     except Misfit:
         kind = f"{type(space).__name__} of shape {space.shape}" if space.shape else type(space).__name__
@@ -161,9 +147,7 @@ def _observations(name: str, space: gym.Space[Any]) -> dict[str, Any]:
             if space.is_np_flattenable
             else "their length varies, so they need a wrapper of your own: wrappers: [module:Class]"
         )
-        raise ConfigError(
-            f"env_id: {name} has observations of type {kind}; flat vectors are needed: {remedy}", key="env_id"
-        ) from None
+        raise env_error(f"{name} has observations of type {kind}; flat vectors are needed: {remedy}") from None
     if flattening is not None:
         return {"obs_dim": flattening.size, "observation": flattening.description}
     assert space.shape is not None
@@ -174,22 +158,17 @@ def _actions(name: str, space: gym.Space[Any], discrete: bool | None) -> dict[st
     """The number of discrete actions, or the bounds of continuous ones."""
     if isinstance(space, gym.spaces.Discrete):
         if discrete is False:
-            raise ConfigError(
-                f"env_id: {name} has discrete actions and this algorithm needs continuous ones; use dqn, or with "
-                "data bc, cql or iql",
-                key="env_id",
+            raise env_error(
+                f"{name} has discrete actions and this algorithm needs continuous ones; use dqn, or with "
+                "data bc, cql or iql"
             )
         return {"num_actions": int(space.n), "start": int(space.start), "action_dtype": str(space.dtype)}
     if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
-        raise ConfigError(f"env_id: {name} has actions {space}; a flat Box or Discrete is needed", key="env_id")
+        raise env_error(f"{name} has actions {space}; a flat Box or Discrete is needed")
     if discrete:
-        raise ConfigError(
-            f"env_id: {name} has continuous actions and dqn needs discrete ones; use sac or td3", key="env_id"
-        )
+        raise env_error(f"{name} has continuous actions and dqn needs discrete ones; use sac or td3")
     if not np.issubdtype(space.dtype, np.floating):
-        raise ConfigError(
-            f"env_id: {name} has actions of type {space.dtype}; a floating-point Box is needed", key="env_id"
-        )
+        raise env_error(f"{name} has actions of type {space.dtype}; a floating-point Box is needed")
     low, high = (tuple(float(x) for x in bound) for bound in (space.low, space.high))
     return {"low": low, "high": high, "action_dtype": str(space.dtype)}
 
@@ -202,10 +181,9 @@ def _require_bounds(name: str, env: gym.Env[Any, Any]) -> None:
     layer: Any = env
     while isinstance(layer, gym.Wrapper):
         if isinstance(layer, gym.wrappers.ClipAction) and _is_bounded(layer.env.action_space):
-            raise ConfigError(
-                f"env_id: {name} has unbounded actions because ClipAction takes their bounds away; leave it out, "
-                "or write wrappers: [ClipAction], which keeps them: no action here is beyond its bounds",
-                key="env_id",
+            raise env_error(
+                f"{name} has unbounded actions because ClipAction takes their bounds away; leave it out, "
+                "or write wrappers: [ClipAction], which keeps them: no action here is beyond its bounds"
             )
         layer = layer.env
     low, high = np.nan_to_num(space.low, neginf=-1.0), np.nan_to_num(space.high, posinf=1.0)
@@ -214,10 +192,9 @@ def _require_bounds(name: str, env: gym.Env[Any, Any]) -> None:
         low = np.where(np.isfinite(space.low), low, high - 2.0)
         high = np.where(np.isfinite(space.high), high, low + 2.0)
         arguments = f"min_action: {low.tolist()}, max_action: {high.tolist()}"
-    raise ConfigError(
-        f"env_id: {name} has unbounded actions; wrap it in RescaleAction or give it finite bounds: "
-        f"wrappers: [{{RescaleAction: {{{arguments}}}}}]",
-        key="env_id",
+    raise env_error(
+        f"{name} has unbounded actions; wrap it in RescaleAction or give it finite bounds: "
+        f"wrappers: [{{RescaleAction: {{{arguments}}}}}]"
     )
 
 
@@ -243,20 +220,16 @@ def spaces_of(
 ) -> SpaceSpec:
     """The spaces of the configured environment."""
     if (maker := tensor_maker(config, given)) is not None:
-        return _tensor_spaces(maker, config, discrete)
+        tensor_env = maker(1, "cpu", config.env_kwargs)
+        try:
+            return require_valid(tensor_env, maker.name, discrete=discrete)
+        finally:
+            maker.close(tensor_env)
     env = make_env(config, given)
     try:
         return read_spaces(env, discrete=discrete)
     finally:
         close_env(env, given)
-
-
-def _tensor_spaces(maker: TensorEnvMaker, config: EnvSettings, discrete: bool | None) -> SpaceSpec:
-    env = maker(1, "cpu", config.env_kwargs)
-    try:
-        return require_valid(env, maker.name, discrete=discrete)
-    finally:
-        maker.close(env)
 
 
 def require_valid(env: Any, name: str, *, discrete: bool | None = None) -> SpaceSpec:
@@ -279,7 +252,7 @@ def require_valid(env: Any, name: str, *, discrete: bool | None = None) -> Space
             "in step"
         )
     if problem is not None:
-        raise ConfigError(f"env_id: {name} {problem}", key="env_id")
+        raise env_error(f"{name} {problem}")
     size = env.single_observation_space.shape[0]
     return SpaceSpec(int(size), **_actions(name, env.single_action_space, discrete))
 

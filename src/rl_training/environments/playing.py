@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from rl_training.data.scores import normalized_score
 from rl_training.environments.making import time_limit
 from rl_training.environments.pool import make_pool
-from rl_training.environments.running import Pool, Steps
+from rl_training.environments.running import Pool
 from rl_training.environments.user_environments import UserEnvironments
 from rl_training.errors import DivergedError
 from rl_training.experiment.config import TrainConfig
@@ -225,7 +226,7 @@ def _play(
             steps = pool.step(spaces.to_env(actions.numpy()[rows]), None if len(active) == width else active)
             obs[rows] = steps.obs
             _require_finite(steps.obs, active)
-            _require_finite_returns(pool, steps, active)
+            _require_finite(pool.totals[active, None], active, steps.rewards)
             ended = steps.terminated | steps.truncated
             over = (ended | (pool.lengths[active] >= bound)).nonzero()[0]
         cut += int((~ended[over]).sum())
@@ -250,22 +251,16 @@ def _row(episodes: NDArray[np.int64]) -> NDArray[np.int64]:
     return episodes % _MAX_ENVS
 
 
-def _require_finite(obs: NDArray[np.float32], environments: list[int]) -> None:
-    finite = np.isfinite(obs)
-    if not finite.all():
-        index = environments[int(np.argmin(finite.all(axis=1)))]
-        raise DivergedError(
-            f"evaluation environment {index} returned a non-finite observation; fix the environment",
-            first_bad=f"observation of evaluation environment {index}",
-        )
-
-
-def _require_finite_returns(pool: Pool, steps: Steps, environments: list[int]) -> None:
-    finite = np.isfinite(pool.totals[environments])
+def _require_finite(
+    values: NDArray[Any], environments: list[int], rewards: NDArray[np.float64] | None = None
+) -> None:
+    """Raise if a row of `values`, observations or the returns so far, is not finite; `rewards`: the last ones."""
+    finite = np.isfinite(values).all(axis=1)
     if not finite.all():
         first = int(np.argmin(finite))
-        index = environments[first]
+        quantity = "observation" if rewards is None else "reward"
+        found = "a non-finite observation" if rewards is None else f"the reward {rewards[first]}"
         raise DivergedError(
-            f"evaluation environment {index} returned the reward {steps.rewards[first]}; fix the environment",
-            first_bad=f"reward of evaluation environment {index}",
+            f"evaluation environment {environments[first]} returned {found}; fix the environment",
+            first_bad=f"{quantity} of evaluation environment {environments[first]}",
         )

@@ -24,6 +24,11 @@ class WrongAnswer(Exception):
     """An environment's answer does not match its spaces or Gymnasium's interface."""
 
 
+def problem_of(error: BaseException) -> str:
+    """An exception of an environment in one line; a wrong answer without the name of its class."""
+    return one_line(error, LONGEST_CAUSE) if isinstance(error, WrongAnswer) else cause_of(error)
+
+
 @dataclass(slots=True)
 class Steps:
     """The answers of `n` environments; observations are the true successors, also at the end of an episode."""
@@ -179,5 +184,4 @@ class Blame:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, Exception | SystemExit) and not isinstance(error, RLTrainingError):
-            cause = one_line(error, LONGEST_CAUSE) if isinstance(error, WrongAnswer) else cause_of(error)
-            raise EnvironmentFailure(f"{self._place()}: {cause}") from error
+            raise EnvironmentFailure(f"{self._place()}: {problem_of(error)}") from error

@@ -12,9 +12,9 @@ from torch import Tensor
 from rl_training.environments.checking import Check, spaces_in_words
 from rl_training.environments.making import require_valid
 from rl_training.environments.playing import UNLIMITED_EPISODE_STEPS
-from rl_training.environments.running import WrongAnswer
+from rl_training.environments.running import WrongAnswer, problem_of
 from rl_training.environments.tensor_env import ActionScaling, CheckedEnv, TensorEnv, TensorStep
-from rl_training.errors import ConfigError, cause_of
+from rl_training.errors import ConfigError
 from rl_training.spaces import SpaceSpec
 
 _SEED = 7
@@ -85,10 +85,6 @@ def _require_finite(parts: Mapping[str, Tensor]) -> None:
             raise WrongAnswer(f"{name} is NaN or infinite")
 
 
-def _problem(error: Exception) -> str:
-    return str(error) if isinstance(error, WrongAnswer) else cause_of(error)
-
-
 def _actions(env: TensorEnv, spaces: SpaceSpec) -> Iterator[Tensor]:
     """Random actions, the same ones each time."""
     random, scaling = torch.Generator().manual_seed(_SEED), ActionScaling(spaces, env.device)
@@ -106,7 +102,7 @@ def _answers(env: TensorEnv, spaces: SpaceSpec) -> Iterator[Check]:
         play.run()
     except Exception as error:
         place = f"step {play.steps}" if play.steps else "reset"
-        yield Check("broken", "answers", f"{place}: {_problem(error)}")
+        yield Check("broken", "answers", f"{place}: {problem_of(error)}")
         return
     yield Check("ok", "answers", f"{play.steps:,} steps in the form that the interface promises")
     yield _final_observations(play)
@@ -118,7 +114,7 @@ def _answers(env: TensorEnv, spaces: SpaceSpec) -> Iterator[Check]:
         try:
             yield check(play)
         except Exception as error:
-            yield Check("broken", subject, _problem(error))
+            yield Check("broken", subject, problem_of(error))
     yield _limit(play)
 
 

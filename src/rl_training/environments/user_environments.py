@@ -150,10 +150,12 @@ def _is_tensor_env(env: Any) -> bool:
 
 def not_made(name: str | None, kwargs: Mapping[str, Any], error: Exception, remedy: str = "") -> ConfigError:
     """The error for an environment that could not be created."""
-    return ConfigError(
-        f"env_id: {name} could not be made with env_kwargs {dict(kwargs)}: {cause_of(error)}{remedy}",
-        key="env_id",
-    )
+    return env_error(f"{name} could not be made with env_kwargs {dict(kwargs)}: {cause_of(error)}{remedy}")
+
+
+def env_error(text: str) -> ConfigError:
+    """The error for a setting `env_id` that cannot be used."""
+    return ConfigError(f"env_id: {text}", key="env_id")
 
 
 @dataclass(frozen=True)

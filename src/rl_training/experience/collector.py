@@ -159,9 +159,6 @@ class Collector(Experience):
         self._require_finite(obs, indices)
         return obs
 
-    def check(self) -> None:
-        """Nothing to check: every row is checked before it is stored."""
-
     def statistics(self) -> dict[str, float]:
         if not self.returns:
             return {}

@@ -1,8 +1,8 @@
-"""Running observation statistics: `normalize_observations` of a run without a data set.
+"""Running statistics: `normalize_observations` of a run without a data set, and `normalize_rewards`.
 
 The statistics are stored here, in float64, on the host or on the device of the environments. The model's
-`Normalizer` applies them in updates and in the policy. Replay rows stay raw and are normalised with the current
-statistics when they are drawn.
+`Normalizer` applies those of observations in updates and in the policy. Replay rows stay raw and are normalised
+with the current statistics when they are drawn.
 """
 
 from __future__ import annotations
@@ -13,8 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from rl_training.settings import Settings
+
+# Scaled returns are at most about this large.
+_LARGEST_RETURN = 5.0
 
 
 class ObservationConfig(Settings):
@@ -46,9 +50,9 @@ class RunningMoments:
             self.count = torch.zeros((), dtype=torch.float64, device=device)
             self.mean, self.squares = (torch.zeros(size, dtype=torch.float64, device=device) for _ in range(2))
 
-    def add(self, obs: NDArray[np.float32] | torch.Tensor) -> None:
+    def add(self, obs: NDArray[np.float32] | Tensor) -> None:
         """Add the observations `[n, O]`."""
-        batch: Any = obs.double() if isinstance(obs, torch.Tensor) else obs.astype(np.float64)
+        batch: Any = obs.double() if isinstance(obs, Tensor) else obs.astype(np.float64)
         mean = batch.mean(0)
         total, delta = self.count + len(batch), mean - self.mean
         self.squares += ((batch - mean) ** 2).sum(0) + delta**2 * (self.count * len(batch) / total)
@@ -58,7 +62,7 @@ class RunningMoments:
     @property
     def std(self) -> Any:
         """The population standard deviation, as for data sets."""
-        if isinstance(self.count, torch.Tensor):
+        if isinstance(self.count, Tensor):
             return (self.squares / self.count.clamp(min=1)).sqrt()
         return np.sqrt(self.squares / max(self.count, 1))
 
@@ -75,9 +79,51 @@ class RunningMoments:
             raise ValueError(f"the count of moments is {record['count']!r}")
         if not (np.isfinite(mean).all() and np.isfinite(squares).all() and (squares >= 0).all()):
             raise ValueError("moments that are not finite, or negative")
-        if isinstance(self.count, torch.Tensor):
+        if isinstance(self.count, Tensor):
             self.count.fill_(record["count"])
             self.mean.copy_(torch.from_numpy(mean))
             self.squares.copy_(torch.from_numpy(squares))
         else:
             self.count, self.mean, self.squares = record["count"], mean, squares
+
+
+class RunningReturns:
+    """The discounted returns of all environments, and their statistics so far; all tensors change in place.
+
+    In each environment G ← gamma·G + r, from 0 at the start of an episode. A reward is divided by
+    max(sqrt(var G + 1e-8), max |G| / 5), as in FlashSAC, when it is drawn from the replay buffer.
+    """
+
+    def __init__(self, num_envs: int, gamma: float, device: torch.device) -> None:
+        self._gamma, self._moments = gamma, RunningMoments(1, device)
+        self._current = torch.zeros(num_envs, dtype=torch.float64, device=device)
+        self._largest = torch.zeros((), dtype=torch.float64, device=device)
+
+    def add(self, rewards: Tensor, ended: Tensor) -> None:
+        """Add one step of every environment; `ended [N]` marks the last step of an episode."""
+        self._current.mul_(self._gamma).add_(rewards)
+        self._moments.add(self._current[:, None])
+        self._largest.copy_(torch.maximum(self._largest, self._current.abs().max()))
+        self._current.masked_fill_(ended, 0.0)
+
+    @property
+    def scale(self) -> Tensor:
+        """The factor of rewards, 0-d."""
+        spread = (self._moments.std[0] ** 2 + 1e-8).sqrt()
+        return 1.0 / torch.maximum(spread, self._largest / _LARGEST_RETURN)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The state, to be saved."""
+        moments = self._moments
+        return {
+            "scaling.current": self._current,
+            "scaling.largest": self._largest,
+            "scaling.count": moments.count,
+            "scaling.mean": moments.mean,
+            "scaling.squares": moments.squares,
+        }
+
+    def load(self, saved: Mapping[str, Tensor]) -> None:
+        """Restore what `tensors` returned."""
+        for name, tensor in self.tensors().items():
+            tensor.copy_(saved[name])

@@ -16,8 +16,7 @@ from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.errors import ConfigError, DivergedError
 from rl_training.experience.acting import ActingPolicy
 from rl_training.experience.finite import check_finite
-from rl_training.experience.moments import RunningMoments
-from rl_training.experience.reward_scaling import RunningReturns
+from rl_training.experience.moments import RunningMoments, RunningReturns
 from rl_training.experiment.checkpointing import Checkpoint, RowsToSave, Saved, checkpoint_errors
 from rl_training.spaces import SpaceSpec
 
@@ -105,8 +104,7 @@ class Experience(ABC):
             f"the policy's action is not finite at step {self.steps}; lower learning_rate", first_bad="action"
         )
 
-    @abstractmethod
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027 - nothing to do if rows are checked before they are stored
         """Raise `DivergedError` if a stored row is not finite; called before anything is reported or saved."""
 
     @abstractmethod

@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
-from rl_training.data.columns import ENDS_AT_TIMEOUTS
+from rl_training.data.columns import ENDS_AT_TIMEOUTS, Columns
 from rl_training.errors import DatasetError, MissingDependencyError, RLTrainingError
 from rl_training.memory import human_bytes
 
@@ -64,6 +65,18 @@ def space_of(name: str, values: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
         else:
             found[key] = int(value.item())
     return found
+
+
+def metadata_of(columns: Columns) -> dict[str, NDArray[Any]]:
+    """The metadata of a file from which `space_of` reads the action space and the ends of episodes of `columns`."""
+    values = {
+        "action_low": columns.action_low,
+        "action_high": columns.action_high,
+        "num_actions": columns.num_actions or None,
+        "start": columns.start if columns.num_actions else None,
+        ENDS_AT_TIMEOUTS: columns.ends_at_timeouts or None,
+    }
+    return {name: np.asarray(value) for name, value in values.items() if value is not None}
 
 
 @contextmanager

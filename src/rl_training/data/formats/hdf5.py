@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl_training.data.columns import ACTION_PROBS, ENDS_AT_TIMEOUTS, OPTIONAL, REQUIRED, SPACE, Column, Columns
-from rl_training.data.formats.files import existing_file, hollow, new_file, require, space_of
+from rl_training.data.formats.files import existing_file, hollow, metadata_of, new_file, require, space_of
 from rl_training.errors import DatasetError
 from rl_training.memory import human_bytes
 
@@ -157,12 +157,5 @@ def write_hdf5(path: str | os.PathLike[str], columns: Columns) -> Path:
             )
             for start, stop in columns.chunks():
                 dataset[start:stop] = column.read(start, stop)
-        if columns.action_low is not None and columns.action_high is not None:
-            file.attrs["action_low"] = np.asarray(columns.action_low)
-            file.attrs["action_high"] = np.asarray(columns.action_high)
-        if columns.num_actions:
-            file.attrs["num_actions"] = columns.num_actions
-            file.attrs["start"] = columns.start
-        if columns.ends_at_timeouts:
-            file.attrs[ENDS_AT_TIMEOUTS] = True
+        file.attrs.update(metadata_of(columns))
     return target

@@ -18,7 +18,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from rl_training.data.columns import ACTION_PROBS, ENDS_AT_TIMEOUTS, OPTIONAL, REQUIRED, SPACE, Column, Columns
-from rl_training.data.formats.files import SMALL, existing_file, hollow, new_file, space_of
+from rl_training.data.formats.files import SMALL, existing_file, hollow, metadata_of, new_file, space_of
 from rl_training.errors import DatasetError
 from rl_training.memory import available_memory
 
@@ -119,13 +119,6 @@ def write_npz(path: str | os.PathLike[str], columns: Columns) -> Path:
     target = Path(path)
     if target.suffix != ".npz":
         raise DatasetError(f"{target}: the name of an npz file must end in .npz")
-    extra = {
-        "action_low": columns.action_low,
-        "action_high": columns.action_high,
-        "num_actions": columns.num_actions or None,
-        "start": columns.start if columns.num_actions else None,
-        ENDS_AT_TIMEOUTS: columns.ends_at_timeouts or None,
-    }
     with new_file(target) as staged, zipfile.ZipFile(staged, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, column in columns.data.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
@@ -139,8 +132,7 @@ def write_npz(path: str | os.PathLike[str], columns: Columns) -> Path:
                 )
                 for start, stop in columns.chunks():
                     member.write(np.ascontiguousarray(column.read(start, stop)).tobytes())
-        for name, value in extra.items():
-            if value is not None:
-                with archive.open(f"{name}.npy", "w") as member:
-                    npy.write_array(member, np.asarray(value), allow_pickle=False)
+        for name, value in metadata_of(columns).items():
+            with archive.open(f"{name}.npy", "w") as member:
+                npy.write_array(member, value, allow_pickle=False)
     return target
