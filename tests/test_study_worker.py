@@ -19,15 +19,16 @@ from rl_training.cli import main
 from rl_training.errors import ConfigError, DiskFullError, DivergedError, EnvironmentFailure
 from rl_training.experiment import files
 from rl_training.experiment.checkpointing import find_checkpoint
+from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.runs import lock_run
 from rl_training.runs import fleet
-from rl_training.runs.spec import RunOptions, RunSpec
-from rl_training.study import Study, claims
+from rl_training.runs.spec import RunSpec
+from rl_training.study import Study, claims, worker
 from rl_training.study.claims import Owner, read_claim
 from rl_training.study.plan import read_plan
 from rl_training.study.planning import has_begun
 from rl_training.study.trials import Failure, note_failure, read_failure
-from rl_training.study.worker import Member, together, work
+from rl_training.study.worker import work
 from tests.reliability.processes import Child, wait_for
 from tests.runs import checkpoint_names, fingerprint, run_record
 from tests.studies import contents, differing, homes, study_in, unlike
@@ -279,16 +280,16 @@ def test_one_member_that_fails_does_not_stop_its_population(
     assert {key for key in prints[0] if prints[0][key] != prints[1][key]} == {"config/output_dir"}
 
 
-def test_a_group_is_trained_by_the_function_that_is_given(tmp_path: Path) -> None:
+def test_the_trials_of_a_group_are_trained_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[int | None]] = []
 
-    def noted(members: Sequence[Member], options: RunOptions) -> dict[str, Exception]:
-        seen.append([member.config.seed for member in members])
-        options.fence()
-        return together(members, options)
+    def noted(members: Sequence[tuple[TrainConfig, Path]], *others: Any, **options: Any) -> list[Exception | None]:
+        seen.append([config.seed for config, _ in members])
+        return original(members, *others, **options)
 
-    folder = planned(tmp_path, population=2, seeds=[0, 1, 2])
-    work(folder, train_group=noted)
+    original = worker.train_in_folders
+    monkeypatch.setattr(worker, "train_in_folders", noted)
+    work(planned(tmp_path, population=2, seeds=[0, 1, 2]))
     assert seen == [[0, 1], [2]]
 
 
@@ -322,15 +323,15 @@ def test_a_trial_that_ends_its_workers_is_given_up(
     assert message in failed.failure.message
 
 
-def test_a_trial_is_not_given_up_because_its_workers_were_killed(tmp_path: Path) -> None:
+def test_a_trial_is_not_given_up_because_its_workers_were_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Twenty kills shortly after the claim, before the first checkpoint, by somebody else."""
     folder = planned(tmp_path, seeds=[0])
-
-    def die(members: Sequence[Member], launch: RunOptions) -> dict[str, Exception]:
-        os._exit(9)
-
-    for attempt in range(20):
-        assert Child(lambda: work(folder, train_group=die), tmp_path / f"output-{attempt}").wait() == 9
+    with monkeypatch.context() as patched:
+        patched.setattr(worker, "train_in_folders", lambda *_, **options: os._exit(9))
+        for attempt in range(20):
+            assert Child(lambda: work(folder), tmp_path / f"output-{attempt}").wait() == 9
     assert Study(folder).run().counts["done"] == 1
 
 

@@ -26,16 +26,13 @@ import rl_training
 from rl_training.environments.ray_actors import connect, go_to, require_ray
 from rl_training.errors import ConfigError, one_line
 from rl_training.study.plan import Plan
-from rl_training.study.worker_pool import WorkerHandle, WorkerPool, start_worker
+from rl_training.study.worker_pool import POLL, WorkerHandle, WorkerPool, start_worker
 
 OPTION = "--ray"
-_POLL = 0.2
 _INTERRUPTED = 128 + signal.SIGINT
 _LOST = -getattr(signal, "SIGKILL", 9)
 # Seconds within which a node must answer, and within which a file made elsewhere must appear on a shared disk.
 _CHECK_SECONDS, _APPEAR_SECONDS = 60.0, 5.0
-# Seconds that workers have to save after an error.
-_SAVE_SECONDS = 60.0
 
 
 @contextlib.contextmanager
@@ -119,12 +116,39 @@ class Cluster:
         return [node for node in self.ray.nodes() if node["Alive"]]
 
 
-class _Task:
-    """A worker's task; the counters are the requests to stop and those passed on to Ray."""
+class _Task(WorkerHandle):
+    """A worker that is a task of the cluster; the counters are the requests to stop and those passed on to Ray."""
 
-    def __init__(self, task: Any, marker: Path) -> None:
-        self.task, self.marker = task, marker
-        self.stop_requests = self.cancellations = 0
+    longest_wait = 60.0
+
+    def __init__(self, pool: RayPool, task: Any, marker: Path) -> None:
+        super().__init__()
+        self._pool, self._task, self._marker = pool, task, marker
+        self._stop_requests = self._cancellations = 0
+
+    def stop(self, signum: int) -> None:
+        self._stop_requests += 1
+
+    def exit_code(self) -> int | None:
+        ray = self._pool.ray
+        while self._cancellations < self._stop_requests:  # not in `stop`, whose signal may have interrupted Ray
+            self._cancellations += 1
+            ray.cancel(self._task)
+        if not ray.wait([self._task], timeout=0)[0]:
+            return None
+        self._marker.unlink(missing_ok=True)
+        try:
+            code, problem = ray.get(self._task)
+        except ray.exceptions.TaskCancelledError:
+            return _INTERRUPTED
+        except ray.exceptions.RayTaskError as error:
+            raise ConfigError(f"{OPTION}: a worker cannot be started: {last_line(error)}") from None
+        except ray.exceptions.RayError as error:
+            self._pool.say(f"a worker was lost ({type(error).__name__}); another takes its place")
+            return _LOST
+        if problem is not None:
+            raise ConfigError(f"{self._marker.parent}: node {problem}")
+        return int(code)
 
 
 class RayPool(WorkerPool):
@@ -142,46 +166,14 @@ class RayPool(WorkerPool):
         say: Callable[[str], None],
     ) -> None:
         super().__init__(folder, plan, size, allow_import=allow_import)
-        self._ray, self._say = ray, say
+        self.ray, self.say = ray, say
         self._work = ray.remote(_work).options(max_retries=0, scheduling_strategy="SPREAD", **needs)
 
     def _start(self, index: int) -> WorkerHandle:
         marker = put_marker(self._folder)
         path = [str(Path(entry).absolute()) for entry in _python_path()]
         order = (str(marker), index, self._plan.threads, path, str(Path.cwd()), self._allow_import)
-        return WorkerHandle(_Task(self._work.remote(*order), marker))
-
-    def _exit_code(self, worker: WorkerHandle) -> int | None:
-        task: _Task = worker.process
-        while task.cancellations < task.stop_requests:  # not in the signal handler, which may have interrupted Ray
-            task.cancellations += 1
-            self._ray.cancel(task.task)
-        if not self._ray.wait([task.task], timeout=0)[0]:
-            return None
-        task.marker.unlink(missing_ok=True)
-        errors = self._ray.exceptions
-        try:
-            code, problem = self._ray.get(task.task)
-        except errors.TaskCancelledError:
-            return _INTERRUPTED
-        except errors.RayTaskError as error:
-            raise ConfigError(f"{OPTION}: a worker cannot be started: {last_line(error)}") from None
-        except errors.RayError as error:
-            self._say(f"a worker was lost ({type(error).__name__}); another takes its place")
-            return _LOST
-        if problem is not None:
-            raise ConfigError(f"{self._folder}: node {problem}")
-        return int(code)
-
-    def _send(self, worker: WorkerHandle, signum: int) -> None:
-        worker.process.stop_requests += 1
-
-    def _wait(self, worker: WorkerHandle) -> None:
-        deadline = time.monotonic() + _SAVE_SECONDS
-        with contextlib.suppress(ConfigError):
-            while self._exit_code(worker) is None and time.monotonic() < deadline:
-                time.sleep(_POLL)
-        worker.ended = True
+        return _Task(self, self._work.remote(*order), marker)
 
 
 def put_marker(folder: Path) -> Path:
@@ -207,7 +199,7 @@ def take_marker(marker: Path) -> str | None:
         except FileNotFoundError:
             if time.monotonic() > deadline:
                 return f"does not see this folder; {remedy}"
-            time.sleep(_POLL)
+            time.sleep(POLL)
         except OSError as error:
             return f"cannot use this folder ({error.strerror or error}); {remedy}"
 
@@ -240,7 +232,7 @@ def _work(
         while (code := worker.exit_code()) is None:
             while received:
                 worker.stop(received.pop())
-            time.sleep(_POLL)
+            time.sleep(POLL)
         return code, None
     finally:
         signal.signal(signal.SIGINT, before)

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Protocol
 
 import torch
 
@@ -63,31 +62,14 @@ _MOST_OUT_OF_MEMORY, _MOST_DEATHS = 5, 25
 _MOST_DEVICE_ERRORS = 2
 
 
-@dataclass(frozen=True)
-class Member:
-    """One trial to be trained: its configuration and its folder, which may contain a run to resume."""
-
-    config: TrainConfig
-    home: Path
-
-
-class TrainGroup(Protocol):
-    """Trains the members of a group, each to its end and in its own folder; returns what failed, by folder name.
-
-    Members that are done are not among them. `options.fence` must be called before every write.
-    """
-
-    def __call__(self, members: Sequence[Member], options: RunOptions) -> dict[str, Exception]: ...
-
-
-def together(members: Sequence[Member], options: RunOptions) -> dict[str, Exception]:
-    """The members of a group as one population, each from its newest checkpoint."""
+def _train_group(members: Sequence[tuple[TrainConfig, Path]], options: RunOptions) -> dict[str, Exception]:
+    """Train a group as one population, each member from its newest checkpoint; returns errors by folder name."""
     options.fence()
-    for member in members:
-        if not _has_begun(member.home):
-            _clear(member.home)
-    errors = train_in_folders([(member.config, member.home) for member in members], options, begun=_has_begun)
-    return {member.home.name: error for member, error in zip(members, errors) if error is not None}
+    for _, home in members:
+        if not _has_begun(home):
+            _clear(home)
+    errors = train_in_folders(members, options, begun=_has_begun)
+    return {home.name: error for (_, home), error in zip(members, errors) if error is not None}
 
 
 def _has_begun(home: Path) -> bool:
@@ -120,7 +102,6 @@ class WorkerResult:
 def work(
     folder: Path,
     *,
-    train_group: TrainGroup = together,
     quiet: bool = True,
     allow_import: bool = False,
     parent: int | None = None,
@@ -132,7 +113,7 @@ def work(
     `DeviceLostError` if this process cannot use its GPU any more.
     """
     require_posix("a study", "train its configurations one by one")
-    worker = _Worker(folder, train_group, quiet, allow_import, say)
+    worker = _Worker(folder, quiet, allow_import, say)
     try:
         with stop_handler(_stop), _no_orphan(parent), _threads(read_plan(folder).threads):
             while (found := worker.next_claim()) is not None:
@@ -147,18 +128,11 @@ def work(
 
 
 class _Worker:
-    def __init__(
-        self,
-        folder: Path,
-        train_group: TrainGroup,
-        quiet: bool,
-        allow_import: bool,
-        say: Callable[[str], None],
-    ) -> None:
+    def __init__(self, folder: Path, quiet: bool, allow_import: bool, say: Callable[[str], None]) -> None:
         self.folder, self.me = folder, Owner.me()
         self.others_hold = False
         self.lost: str | None = None  # the error after which this process cannot use its GPU
-        self._train_group, self._quiet, self._allow_import, self._say = train_group, quiet, allow_import, say
+        self._quiet, self._allow_import, self._say = quiet, allow_import, say
         self._clock = DiskClock(folder)
         self._over: set[str] = set()
 
@@ -243,13 +217,13 @@ class _Worker:
         options = RunOptions(quiet=self._quiet, fence=claim.check)
         runs = self.folder / RUNS
         members = [
-            Member(plan.config_of(trial, runs, allow_import=self._allow_import), home_of(self.folder, trial))
+            (plan.config_of(trial, runs, allow_import=self._allow_import), home_of(self.folder, trial))
             for trial in trials
         ]
         try:
-            failed = self._train_group(members, options)
+            failed = _train_group(members, options)
         except TrainingInterrupted as stopped:
-            again = f"{program_name()} sweep {shlex.quote(str(self.folder))}{members[0].config.permission()}"
+            again = f"{program_name()} sweep {shlex.quote(str(self.folder))}{members[0][0].permission()}"
             raise TrainingInterrupted(f"interrupted; continue with: {again}", stopped.exit_code - 128) from None
         lost = {name: message for name, error in failed.items() if (message := device_error(error)) is not None}
         if lost:

@@ -11,6 +11,7 @@ for minutes. `WorkerProcess` therefore kills a worker that neither exits nor sav
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import signal
@@ -18,10 +19,8 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.platforms import require_posix, stop_handler
@@ -31,7 +30,7 @@ from rl_training.study.plan import Plan, read_plan
 from rl_training.study.trials import home_of
 
 LOGS = "logs"
-_POLL = 0.2
+POLL = 0.2
 # A worker that was requested to exit is killed if it writes nothing to its runs for this many seconds.
 _PATIENCE = 10.0
 # After this many errors, or lives of less than `_SHORT_LIFE` seconds in a row, a new worker would fail again.
@@ -42,19 +41,35 @@ _BY_SIGNAL = 128
 DEVICE_LOST = 6
 
 
-@dataclass
-class WorkerHandle:
-    """A worker that was started; `process` is its `WorkerProcess`, or its task on a cluster."""
+class WorkerHandle(ABC):
+    """A worker that was started, on this machine or as a task of a cluster."""
 
-    process: Any
-    started: float = field(default_factory=time.monotonic)
-    ended: bool = False
+    longest_wait = math.inf  # seconds that it has to save after an error
+
+    def __init__(self) -> None:
+        self.started, self.ended = time.monotonic(), False
+
+    @abstractmethod
+    def exit_code(self) -> int | None:
+        """The exit code, negative if it was killed; None while it is running. Call it regularly after `stop`."""
+
+    @abstractmethod
+    def stop(self, signum: int) -> None:
+        """Request it to save and exit; safe in a signal handler."""
+
+    def wait(self) -> None:
+        """Wait until it has exited after `stop`."""
+        deadline = time.monotonic() + self.longest_wait
+        with contextlib.suppress(ChildProcessError, ConfigError):
+            while self.exit_code() is None and time.monotonic() < deadline:
+                time.sleep(POLL)
+        self.ended = True
 
 
 class WorkerPool(ABC):
     """`size` workers of one study; the subclass determines where they run."""
 
-    def __init__(self, folder: Path, plan: Plan, size: int, *, allow_import: bool = False) -> None:
+    def __init__(self, folder: Path, plan: Plan, size: int, *, allow_import: bool) -> None:
         self._folder, self._plan, self._allow_import = folder, plan, allow_import
         self._workers: list[WorkerHandle | None] = [None] * size
         self._errors = self._short_lives = 0
@@ -63,18 +78,6 @@ class WorkerPool(ABC):
     @abstractmethod
     def _start(self, index: int) -> WorkerHandle:
         """Start the worker with this index."""
-
-    @abstractmethod
-    def _exit_code(self, worker: WorkerHandle) -> int | None:
-        """A worker's exit code, negative if it was killed; None while it is running."""
-
-    @abstractmethod
-    def _send(self, worker: WorkerHandle, signum: int) -> None:
-        """Request that a worker saves and exits."""
-
-    @abstractmethod
-    def _wait(self, worker: WorkerHandle) -> None:
-        """Wait until a worker that was requested to exit has done so."""
 
     def _running(self) -> list[WorkerHandle]:
         return [worker for worker in self._workers if worker is not None and not worker.ended]
@@ -87,12 +90,12 @@ class WorkerPool(ABC):
                     self._workers[index] = self._start(index) if self._stopped is None else None
                 while sum(self._keep_running(index) for index in range(len(self._workers))):
                     watch()
-                    time.sleep(_POLL)
+                    time.sleep(POLL)
             except BaseException:
                 for worker in self._running():
-                    self._send(worker, signal.SIGTERM)
+                    worker.stop(signal.SIGTERM)
                 for worker in self._running():
-                    self._wait(worker)
+                    worker.wait()
                 raise
         watch()
         if self._stopped is not None:
@@ -102,14 +105,14 @@ class WorkerPool(ABC):
         """Send a signal that this process received to the workers; `run` returns when they have exited."""
         self._stopped = self._stopped or signum
         for worker in self._running():
-            self._send(worker, signum)
+            worker.stop(signum)
 
     def _keep_running(self, index: int) -> bool:
         """Whether the worker with this index is running; a worker that died is replaced."""
         worker = self._workers[index]
         if worker is None or worker.ended:
             return False
-        code = self._exit_code(worker)
+        code = worker.exit_code()
         if code is None:
             return True
         worker.ended = True
@@ -135,25 +138,10 @@ class LocalPool(WorkerPool):
 
     def _start(self, index: int) -> WorkerHandle:
         variables = {"CUDA_VISIBLE_DEVICES": self._gpus[index % len(self._gpus)]} if self._gpus else {}
-        return WorkerHandle(
-            start_worker(self._folder, index, self._plan.threads, variables, allow_import=self._allow_import)
-        )
-
-    def _exit_code(self, worker: WorkerHandle) -> int | None:
-        process: WorkerProcess = worker.process
-        return process.exit_code()
-
-    def _send(self, worker: WorkerHandle, signum: int) -> None:
-        worker.process.stop(signum)
-
-    def _wait(self, worker: WorkerHandle) -> None:
-        with contextlib.suppress(ChildProcessError):
-            while self._exit_code(worker) is None:
-                time.sleep(_POLL)
-        worker.ended = True
+        return start_worker(self._folder, index, self._plan.threads, variables, allow_import=self._allow_import)
 
 
-class WorkerProcess:
+class WorkerProcess(WorkerHandle):
     """A worker of the study in `folder` that is a child of this process and leads a process group.
 
     `stop` requests it to save and exit. If it does not exit, and none of its runs is written to for `_PATIENCE`
@@ -161,18 +149,17 @@ class WorkerProcess:
     """
 
     def __init__(self, pid: int, folder: Path) -> None:
+        super().__init__()
         self.pid, self._folder = pid, folder
         self._quiet_since: float | None = None  # monotonic seconds; None until it is requested to exit
         self._written = 0
 
     def stop(self, signum: int) -> None:
-        """Send the signal; safe in a signal handler."""
         self._quiet_since = self._quiet_since or time.monotonic()
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signum)
 
     def exit_code(self) -> int | None:
-        """The exit code, negative if it was killed; None while it is running. Call it regularly after `stop`."""
         pid, status = os.waitpid(self.pid, os.WNOHANG)
         if pid:
             return os.waitstatus_to_exitcode(status)
