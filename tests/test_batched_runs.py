@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from rl_training.environments.running import Steps
 from rl_training.errors import EnvironmentFailure
 from rl_training.experiment.checkpointing import find_checkpoint, read_checkpoint
 from rl_training.experiment.config import TrainConfig
-from rl_training.runs import building
 from rl_training.runs.session import Session, TrainResult
 from rl_training.runtime.resume import resume_population as resume_all
 from tests.reliability.processes import Child
@@ -200,17 +198,6 @@ def test_a_step_in_which_mujoco_fails_is_removed(tmp_path: Path, monkeypatch: py
         name: values.tobytes() for name, values in before.items()
     }
     assert (pool.lengths.tolist(), pool.totals.tolist()) == ([1, 1], totals.tolist())
-
-
-def test_many_batched_environments_are_not_warned_about(caplog: pytest.LogCaptureFixture) -> None:
-    config = TrainConfig(algo="sac", env_id="Hopper-v5", total_timesteps=1, num_envs=building._MANY_ENVS + 1)
-    with caplog.at_level(logging.WARNING):
-        building.require_room_for_environments(config, batched=pool.is_batched(config, None))
-        assert not caplog.records
-        building.require_room_for_environments(
-            config, batched=pool.is_batched(config.replace(wrappers=["ClipAction"]), None)
-        )
-    assert len(caplog.records) == 1
 
 
 SEEDS = (3, 0, 8)

@@ -138,9 +138,7 @@ def test_freed_memory_stays_with_the_process():
     assert page_faults("keep_freed_memory()") < page_faults("") / 10
 
 
-def test_environments_that_cannot_fit_are_refused_before_the_first_is_made(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_environments_that_cannot_fit_are_refused_before_the_first_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     def config(num_envs: int, *, processes: bool = False) -> TrainConfig:
         return TrainConfig(
             algo="sac", env_id="Pendulum-v1", total_timesteps=9, num_envs=num_envs, env_processes=processes
@@ -154,10 +152,7 @@ def test_environments_that_cannot_fit_are_refused_before_the_first_is_made(
     monkeypatch.setattr(building.resource, "getrlimit", lambda _: (8, 8))
     with pytest.raises(MemoryLimitError, match="this user may have 8 processes"):
         building.require_room_for_environments(config(9, processes=True))
-    building.require_room_for_environments(config(100))
-    assert caplog.text == ""
     building.require_room_for_environments(config(200_000))
-    assert "200,000 environments" in caplog.text
 
 
 def test_kills_of_the_kernel_are_counted(tmp_path: Path) -> None:

@@ -24,13 +24,16 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from types import NoneType
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rl_training.errors import CheckpointError, ConfigError, RunInUse
 from rl_training.experiment import files
 from rl_training.experiment.retention import EARLIER_BEST, list_checkpoints
 from rl_training.experiment.strict_yaml import dump_yaml
 from rl_training.platforms import flags, lock
+
+if TYPE_CHECKING:
+    from rl_training.experiment.config import TrainConfig
 
 RECORD = "run.json"
 CONFIG = "config.yaml"
@@ -61,23 +64,6 @@ def _close_inherited_locks() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_close_inherited_locks)
-
-
-class RunConfig(Protocol):
-    """The fields of a config that a run folder uses."""
-
-    @property
-    def algo(self) -> str: ...
-    @property
-    def env_id(self) -> str | None: ...
-    @property
-    def seed(self) -> int | None: ...
-    @property
-    def output_dir(self) -> str: ...
-    @property
-    def device(self) -> str: ...
-
-    def to_dict(self) -> dict[str, Any]: ...
 
 
 def _now() -> str:
@@ -170,7 +156,7 @@ class RunDirectory:
     @classmethod
     def create(
         cls,
-        config: RunConfig,
+        config: TrainConfig,
         resolved: Mapping[str, Any],
         suffix: str | None = None,
         command: Sequence[str] | None = None,
@@ -235,7 +221,7 @@ class RunDirectory:
             self.close()
             raise
 
-    def reconfigure(self, config: RunConfig, resolved: Mapping[str, Any]) -> None:
+    def reconfigure(self, config: TrainConfig, resolved: Mapping[str, Any]) -> None:
         """Write the settings, versions and CPU settings of a resumed run."""
         with _one_line(f"{self.path}: the run cannot be continued"):
             self._write(RESOLVED, dump_yaml(dict(resolved)))
@@ -342,7 +328,7 @@ def _one_line(problem: str, key: str | None = None) -> Iterator[None]:
         raise ConfigError(f"{problem}: {error.strerror or error}", key=key) from None
 
 
-def _name_now(config: RunConfig, suffix: str | None) -> str:
+def _name_now(config: TrainConfig, suffix: str | None) -> str:
     stamp = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
     name = f"{task_name(config.env_id, config.algo)}__s{config.seed}__{stamp}"
     return name + (f"__{_plain_name(suffix)}" if suffix else "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from itertools import chain
 from typing import Any
@@ -27,9 +26,6 @@ MAX_THREADS = 4
 _TENSORS_PER_PARAMETER = 4
 # Minimum memory of an environment: a small one in this process, or an interpreter with its libraries.
 _ENV_BYTES, _PROCESS_BYTES = 4 << 10, 40 << 20
-_MANY_ENVS = 10_000
-
-_log = logging.getLogger(__name__)
 
 
 def choose_device(name: str) -> torch.device:
@@ -46,11 +42,8 @@ def choose_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def require_room_for_environments(config: TrainConfig, *, batched: bool = False) -> None:
-    """Raise if `num_envs` exceeds the available memory or the limit on processes.
-
-    Warn about many environments, unless they are `batched`.
-    """
+def require_room_for_environments(config: TrainConfig) -> None:
+    """Raise if `num_envs` exceeds the available memory or the limit on processes."""
     if config.environments == "ray":  # they may run on other machines
         return
     processes = config.environments == "processes"
@@ -63,10 +56,6 @@ def require_room_for_environments(config: TrainConfig, *, batched: bool = False)
         most, reason = limit, f"this user may have {limit} processes"
     if config.num_envs > most:
         raise MemoryLimitError(f"num_envs {config.num_envs} is too many: {reason}; at most {most}", key="num_envs")
-    if config.num_envs > _MANY_ENVS and not batched:
-        _log.warning(
-            "num_envs: %s environments are created one after another before training starts", f"{config.num_envs:,}"
-        )
 
 
 def _process_limit() -> int:

@@ -113,8 +113,8 @@ def _warn_about_names(kind: type[Callback]) -> None:
             warnings.warn(f"callbacks: a run does not call {kind.__name__}.{name}{hint}", stacklevel=2)
 
 
-class EvaluationCallback(Callback):
-    """Evaluates every `interval` ticks of the clock."""
+class PeriodicCallback(Callback):
+    """Base class of callbacks that call `on_due` every `interval` ticks of the clock."""
 
     def __init__(self, interval: int) -> None:
         self.cadence = Cadence(interval)
@@ -126,10 +126,13 @@ class EvaluationCallback(Callback):
         last = self.cadence.last
         if self.cadence.due(session.clock.now):
             try:
-                session.evaluate()
+                self.on_due(session)
             except BaseException:
-                self.cadence.last = last  # still due: a resumed run evaluates first
+                self.cadence.last = last  # still due: a resumed run repeats it first
                 raise
+
+    def on_due(self, session: Session) -> None:
+        raise NotImplementedError(f"{type(self).__name__}.on_due")
 
     def next_due(self, now: int) -> int | None:
         return self.cadence.next(now)
@@ -139,6 +142,13 @@ class EvaluationCallback(Callback):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.cadence.last = state["last"]
+
+
+class EvaluationCallback(PeriodicCallback):
+    """Evaluates the policy."""
+
+    def on_due(self, session: Session) -> None:
+        session.evaluate()
 
 
 class EarlyStoppingCallback(Callback):

@@ -16,8 +16,7 @@ import numpy as np
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.episodes import Episodes
 from rl_training.experience.fqe_data import estimated_returns
-from rl_training.runs.callbacks import Callback
-from rl_training.runs.clock import Cadence
+from rl_training.runs.callbacks import PeriodicCallback
 from rl_training.runs.session import Session
 
 # Share of the weights below 0.01 from which on cloning counts as stopped.
@@ -32,20 +31,18 @@ def largest_return(data: TransitionDataset, gamma: float) -> float:
     return float(estimated_returns(data.rewards.astype(np.float64), data.dones, episodes, gamma).max())
 
 
-class CloningCallback(Callback):
+class CloningCallback(PeriodicCallback):
     """Logs the largest return-to-go of the data every `interval` ticks, and warns once if cloning has failed.
 
     `divisor` is the setting that divides the advantage.
     """
 
     def __init__(self, largest: float, divisor: str, interval: int) -> None:
-        self.largest, self.divisor = largest, divisor
-        self.cadence, self.warned = Cadence(interval), False
+        super().__init__(interval)
+        self.largest, self.divisor, self.warned = largest, divisor, False
         self.lowest, self.since_lowest = 0.0, 0  # of the mean target, and the intervals since then
 
-    def on_step(self, session: Session) -> None:
-        if not self.cadence.due(session.clock.now):
-            return
+    def on_due(self, session: Session) -> None:
         session.log("dataset/max_return_to_go", self.largest)
         terms = session.learner.terms
         problem = self._problem(float(terms["target_q_mean"]), float(terms["small_weight_share"]))
@@ -67,9 +64,10 @@ class CloningCallback(Callback):
         return f"cloning has stopped: {share:.0%} of the weights are below 0.01" if share > _STOPPED else ""
 
     def state_dict(self) -> dict[str, Any]:
-        lowest = {"lowest": self.lowest, "since_lowest": self.since_lowest}
-        return {"last": self.cadence.last, "warned": self.warned, **lowest}
+        own = {"warned": self.warned, "lowest": self.lowest, "since_lowest": self.since_lowest}
+        return super().state_dict() | own
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.cadence.last, self.warned = state["last"], state["warned"]
+        super().load_state_dict(state)
+        self.warned = state["warned"]
         self.lowest, self.since_lowest = state.get("lowest", 0.0), state.get("since_lowest", 0)

@@ -14,7 +14,7 @@ from rl_training.data.n_step import NStepConfig, NStepReturns
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.transitions import RowLayout
 from rl_training.environments.making import spaces_of
-from rl_training.environments.pool import is_batched, make_pool
+from rl_training.environments.pool import make_pool
 from rl_training.environments.tensor_environments import require_tensor_settings, tensor_maker
 from rl_training.errors import ConfigError, MemoryLimitError
 from rl_training.experience.collector import MANY, Collector
@@ -240,7 +240,7 @@ def make_collector(
         require_tensor_settings(config, maker)
         env = maker(config.num_envs, learner.device, config.env_kwargs)
         return TensorCollector(env, spaces, learner, buffer, seed=config.seed or 0, **options)
-    require_room_for_environments(config, batched=is_batched(config, spec.given))
+    require_room_for_environments(config)
     return Collector(make_pool(config, given=spec.given), spaces, learner, buffer, **options)
 
 

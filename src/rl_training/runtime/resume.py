@@ -13,7 +13,6 @@ from rl_training.data.datasets import TransitionDataset
 from rl_training.environments.making import spaces_of
 from rl_training.environments.user_environments import UserEnvironments
 from rl_training.errors import CheckpointError, ClaimLost, ConfigError, RunInUse
-from rl_training.experiment import files
 from rl_training.experiment.checkpointing import Checkpoint, latest_valid, list_checkpoints
 from rl_training.experiment.compat import with_defaults_of
 from rl_training.experiment.config import TrainConfig
@@ -40,15 +39,13 @@ def resume_training(
     *,
     loggers: Sequence[Logger] = (),
     quiet: bool = False,
-    fence: files.Fence = files.unfenced,
     **others: Any,
 ) -> TrainResult:
     """Resume a run from its folder or a checkpoint; a run that ended before its first checkpoint starts again.
 
-    `loggers` are used in addition to the configured ones; `fence` is called before each write if another process
-    may take over the run; `others` are arguments of `resumed_run`.
+    `loggers` are used in addition to the configured ones; `others` are arguments of `resumed_run`.
     """
-    options = RunOptions(quiet=quiet, loggers=tuple(loggers), fence=fence)
+    options = RunOptions(quiet=quiet, loggers=tuple(loggers))
     (result,) = train([resumed_run(path, options=options, **others)])
     return result
 

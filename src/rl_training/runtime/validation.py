@@ -6,8 +6,7 @@ distance between the policy's actions and theirs is logged; for behaviour clonin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 from torch import Tensor
@@ -16,8 +15,7 @@ from rl_training.algorithms.base import Learner
 from rl_training.data.datasets import TransitionDataset
 from rl_training.experience.fqe_data import action_distance, acts
 from rl_training.experiment.metric_names import log_row
-from rl_training.runs.callbacks import Callback
-from rl_training.runs.clock import Cadence
+from rl_training.runs.callbacks import PeriodicCallback
 from rl_training.runs.session import Session
 from rl_training.settings import Settings
 
@@ -50,23 +48,13 @@ class Validation:
         return self._cached[1]
 
 
-class ValidationCallback(Callback):
+class ValidationCallback(PeriodicCallback):
     """Measures the policy on held-out episodes every `interval` ticks."""
 
     def __init__(self, validation: Validation, interval: int) -> None:
+        super().__init__(interval)
         self.validation = validation
-        self.cadence = Cadence(interval)
 
-    def on_step(self, session: Session) -> None:
-        if self.cadence.due(session.clock.now):
-            for tag, value in log_row(self.validation.measure(session.learner)).items():
-                session.log(tag, value)
-
-    def next_due(self, now: int) -> int | None:
-        return self.cadence.next(now)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"last": self.cadence.last}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.cadence.last = state["last"]
+    def on_due(self, session: Session) -> None:
+        for tag, value in log_row(self.validation.measure(session.learner)).items():
+            session.log(tag, value)

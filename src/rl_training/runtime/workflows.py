@@ -18,18 +18,9 @@ from rl_training.environments.user_environments import UserEnvironments
 from rl_training.environments.video import checked_fps, new_video, video_target
 from rl_training.errors import ConfigError
 from rl_training.runtime.loading import LoadedPolicy, load_policy, open_checkpoint
-from rl_training.runtime.resume import resume_training
+from rl_training.runtime.resume import resume_training as resume_training
 from rl_training.runtime.resume_settings import changed_config
 from rl_training.seeding import EVALUATION_SEED
-
-__all__ = [
-    "Recording",
-    "evaluate_checkpoint",
-    "play_checkpoint",
-    "predict_checkpoint",
-    "record_checkpoint",
-    "resume_training",
-]
 
 
 def evaluate_checkpoint(path: str | Path, num_episodes: int | None = None, **options: Any) -> dict[str, float]:
