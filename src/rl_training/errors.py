@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Collection, Iterable
+from typing import Self
 
 
 class RLTrainingError(Exception):
@@ -31,6 +32,11 @@ class ConfigError(RLTrainingError, ValueError):
     def __init__(self, message: str, *, key: str | None = None) -> None:
         super().__init__(message)
         self.key = key
+
+    @classmethod
+    def of(cls, key: str, problem: str) -> Self:
+        """The error of one setting: its message is `key: problem`."""
+        return cls(f"{key}: {problem}", key=key)
 
 
 class MemoryLimitError(ConfigError):

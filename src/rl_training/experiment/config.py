@@ -361,7 +361,7 @@ def _choose_seeds(values: dict[str, Any], overridden: Mapping[str, str]) -> None
         return
     given = [key for key in ("seed", "seeds") if key in overridden]
     if len(given) != 1:
-        raise ConfigError("seeds: give seed or seeds, not both", key="seeds")
+        raise ConfigError.of("seeds", "give seed or seeds, not both")
     del values["seeds" if given == ["seed"] else "seed"]
 
 

@@ -90,8 +90,7 @@ def current_names(values: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(f"{OLDER} must be true or false, got {enabled!r}", key=OLDER)
     value = "processes" if enabled else "local"
     if values.setdefault("environments", value) != value:
-        raise ConfigError(
-            f"{OLDER}: {str(enabled).lower()} contradicts environments: {values['environments']}; leave one out",
-            key=OLDER,
+        raise ConfigError.of(
+            OLDER, f"{str(enabled).lower()} contradicts environments: {values['environments']}; leave one out"
         )
     return values

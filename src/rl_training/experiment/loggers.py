@@ -106,14 +106,14 @@ def require_installed(names: Iterable[str], *, allow_import: bool) -> None:
         if name not in _PACKAGED:
             _own(name, allow_import=allow_import)
         elif not _is_installed(_PACKAGED[name].needs):
-            raise ConfigError(f"loggers: {name} is not installed; pip install {name}", key="loggers")
+            raise ConfigError.of("loggers", f"{name} is not installed; pip install {name}")
 
 
 def _own(name: str, *, allow_import: bool = False) -> type[Logger]:
     again = "SAC(env, loggers=[…]) or rl_training.load(path, allow_import=True)"
     found: type[Logger] = find_permitted(name, "loggers", allow_import=allow_import, again=again)
     if not isinstance(found, type) or not issubclass(found, Logger):
-        raise ConfigError(f"loggers: {name} is not a Logger class", key="loggers")
+        raise ConfigError.of("loggers", f"{name} is not a Logger class")
     return found
 
 
@@ -132,7 +132,7 @@ def make_loggers(names: Iterable[str]) -> list[Logger]:
         try:
             made.append(kind())
         except Exception as error:
-            raise ConfigError(f"loggers: {name}() fails: {cause_of(error)}", key="loggers") from error
+            raise ConfigError.of("loggers", f"{name}() fails: {cause_of(error)}") from error
     return made
 
 

@@ -32,7 +32,7 @@ class ExperimentManager:
         """Train one run; see `train_all`."""
         chosen = self._chosen(config, options.pop("overrides", ()))
         if chosen.seeds is not None:
-            raise ConfigError("seeds: several runs have several results; use train_all", key="seeds")
+            raise ConfigError.of("seeds", "several runs have several results; use train_all")
         (result,) = train_population([chosen], **options)
         return result
 

@@ -25,7 +25,7 @@ def load_installed(name: str, entries: list[EntryPoint]) -> type[Any] | None:
     """Import the class that the entry point of an algorithm names; None if it is a function, which is called."""
     if len({entry.value for entry in entries}) > 1:
         places = " and ".join(f"{entry.value}{_package(entry)}" for entry in entries)
-        raise ConfigError(f"algo: {name!r} is provided by {places}; uninstall one of them", key="algo")
+        raise ConfigError.of("algo", f"{name!r} is provided by {places}; uninstall one of them")
     try:
         found = entries[0].load()
         if not isinstance(found, type):
@@ -33,9 +33,7 @@ def load_installed(name: str, entries: list[EntryPoint]) -> type[Any] | None:
             return None
     except Exception as error:
         place = f"{entries[0].value}{_package(entries[0])}"
-        raise ConfigError(
-            f"algo: {name!r} is provided by {place}, which fails: {cause_of(error)}", key="algo"
-        ) from error
+        raise ConfigError.of("algo", f"{name!r} is provided by {place}, which fails: {cause_of(error)}") from error
     return found
 
 
@@ -47,20 +45,20 @@ def import_learner(place: str, name: str, *, allow_import: bool) -> type[Learner
     """Import the learner `module:Class` of the algorithm `name`, which may be the same text."""
     if not allow_import:
         if place == name:
-            raise ConfigError(
-                f"algo: {place!r} would import the module {place.partition(':')[0]!r}; allow it with "
+            raise ConfigError.of(
+                "algo",
+                f"{place!r} would import the module {place.partition(':')[0]!r}; allow it with "
                 "--allow-import, or install it as a package with an entry point",
-                key="algo",
             )
-        raise ConfigError(
-            f"algo: {name!r} is not installed; it is {place!r}: install its package, or allow its import with "
+        raise ConfigError.of(
+            "algo",
+            f"{name!r} is not installed; it is {place!r}: install its package, or allow its import with "
             "--allow-import; in Python, import its module first",
-            key="algo",
         )
     from rl_training.algorithms.base import Learner
     from rl_training.importing import find_named
 
     found = find_named(place, "algo")
     if not isinstance(found, type) or not issubclass(found, Learner):
-        raise ConfigError(f"algo: {place} is not a Learner class", key="algo")
+        raise ConfigError.of("algo", f"{place} is not a Learner class")
     return found

@@ -20,22 +20,9 @@ from rl_training.lazy import lazy
 if TYPE_CHECKING:
     from rl_training.algorithms.base import Learner
     from rl_training.runs.sections import Resolved
-    from rl_training.runtime.trainers import AlgorithmSpec
+    from rl_training.runtime.trainers import AlgorithmSpec as AlgorithmSpec
 else:
     __getattr__, __dir__ = lazy(__name__, {"AlgorithmSpec": "rl_training.runtime.trainers"})
-
-__all__ = [
-    "AlgorithmSpec",
-    "algorithm_name",
-    "algorithm_names",
-    "get_algorithm_spec",
-    "installed_names",
-    "list_algorithm_specs",
-    "register",
-    "resolve",
-    "setting_names",
-    "spec_of",
-]
 
 _NAMES = (
     "dqn",
@@ -90,9 +77,7 @@ def algorithm_name(name: str, plugin: str | None = None, *, allow_import: bool =
         found = plugins.import_learner(place, key, allow_import=allow_import)
         return _registered(found, getattr(found, "name", "") if place == key else key, place)
     known = list(dict.fromkeys((*known, *installed)))
-    raise ConfigError(
-        f"algo: unknown algorithm {name!r}{nearest(key, known)}; known: {', '.join(known)}", key="algo"
-    )
+    raise ConfigError.of("algo", f"unknown algorithm {name!r}{nearest(key, known)}; known: {', '.join(known)}")
 
 
 def _registered(found: type[Any] | None, name: str, place: str) -> str:
@@ -100,7 +85,7 @@ def _registered(found: type[Any] | None, name: str, place: str) -> str:
     if found is not None and (name not in algorithm_names() or get_algorithm_spec(name).learner is not found):
         register(found)
     if name not in algorithm_names():
-        raise ConfigError(f"algo: {place} registers no algorithm named {name!r}", key="algo")
+        raise ConfigError.of("algo", f"{place} registers no algorithm named {name!r}")
     return name
 
 

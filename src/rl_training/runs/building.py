@@ -36,8 +36,8 @@ def choose_device(name: str) -> torch.device:
         count = torch.cuda.device_count()
         index = int(name.partition(":")[2] or 0)
         if index >= count:
-            raise ConfigError(
-                f"device: {name!r} is not available ({count} CUDA devices found); use 'auto' or 'cpu'", key="device"
+            raise ConfigError.of(
+                "device", f"{name!r} is not available ({count} CUDA devices found); use 'auto' or 'cpu'"
             )
     return torch.device(name)
 
@@ -116,8 +116,8 @@ def _require_memory(model: Model, device: torch.device) -> None:
     )
     room = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
     if needed > room:
-        raise MemoryLimitError(
-            f"algo_kwargs.hidden_sizes: the networks and their optimisers need {human_bytes(needed)} and "
+        raise MemoryLimitError.of(
+            "algo_kwargs.hidden_sizes",
+            f"the networks and their optimisers need {human_bytes(needed)} and "
             f"{human_bytes(room)} are available on {device}; use smaller ones",
-            key="algo_kwargs.hidden_sizes",
         )

@@ -54,9 +54,7 @@ def initialise_from(
     this run's `algo_kwargs`. Returns those of them that follow from the networks that were copied.
     """
     if difference := spaces.difference(spaces_from(checkpoint), "this run has"):
-        raise ConfigError(
-            f"init_from: {checkpoint.path} was trained for other spaces ({difference})", key="init_from"
-        )
+        raise ConfigError.of("init_from", f"{checkpoint.path} was trained for other spaces ({difference})")
     own = learner.state_dict()["networks"]
     given = checkpoint.tensors["networks"]
     differing = [name for name, tensor in own.items() if not _fits(given.get(name), tensor)]
@@ -66,11 +64,11 @@ def initialise_from(
         if is_policy_tensor(name):
             there, here = config_of(checkpoint).algo_kwargs.get("hidden_sizes"), settings.get("hidden_sizes")
             sizes = f", hidden_sizes {there} there and {here} here" if there != here else ""
-            raise ConfigError(
-                f"init_from: the {checkpoint.records['config']['algo']} policy of {checkpoint.path} does not fit "
+            raise ConfigError.of(
+                "init_from",
+                f"the {checkpoint.records['config']['algo']} policy of {checkpoint.path} does not fit "
                 f"(first difference: {name}{sizes}); use the same network, hidden_sizes, kind of actor and "
                 "normalize_observations",
-                key="init_from",
             )
     _warn_about_distribution(learner, checkpoint)
     mismatched = {_network(name) for name in differing} & {_network(name) for name in own}

@@ -90,9 +90,9 @@ class Sections:
         chosen = self.for_actions(spaces, of)
         for key in algo_kwargs:
             if key in self.owners() and key not in chosen.owners():
-                raise ConfigError(
-                    f"algo_kwargs.{key}: {self.learner.name} has no such setting on discrete actions; leave it out",
-                    key=f"algo_kwargs.{key}",
+                raise ConfigError.of(
+                    f"algo_kwargs.{key}",
+                    f"{self.learner.name} has no such setting on discrete actions; leave it out",
                 )
         return chosen, chosen.resolve(algo_kwargs)
 

@@ -278,9 +278,7 @@ def _evaluator(regime: Regime) -> Evaluator | None:
     if config.eval_env is not None:
         other = spaces_of(evaluator.config, given=evaluator.given)
         if difference := other.difference(regime.spaces, "it has", "the run trains on"):
-            raise ConfigError(
-                f"eval_env: {config.eval_env} does not fit the run's spaces ({difference})", key="eval_env"
-            )
+            raise ConfigError.of("eval_env", f"{config.eval_env} does not fit the run's spaces ({difference})")
     return evaluator
 
 

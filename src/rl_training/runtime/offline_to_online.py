@@ -84,9 +84,7 @@ class OfflineToOnline(Regime):
 
     def __init__(self, spec: RunSpec) -> None:
         if spec.config.env_id is None:
-            raise ConfigError(
-                f"env_id: {spec.config.algo} learns online and needs an environment; set env_id", key="env_id"
-            )
+            raise ConfigError.of("env_id", f"{spec.config.algo} learns online and needs an environment; set env_id")
         prior = spec.resolved[PriorDataConfig]
         self.online = prior.online(spec.resolved[OnlineConfig])
         batch_size, budget = spec.resolved[OptimizationConfig].batch_size, spec.resolved[BudgetConfig]
@@ -138,10 +136,9 @@ class OfflineToOnline(Regime):
         """Raise if the updates of the run of `init_from` use up `max_updates`."""
         most, done, origin = self.max_updates, self.learner.updates, self.spec.origin
         if origin is not None and most is not None and most <= done:
-            raise ConfigError(
-                f"algo_kwargs.max_updates: {most:,} includes the {done:,} updates of {origin.path}, so none are "
-                "left; raise it",
-                key="algo_kwargs.max_updates",
+            raise ConfigError.of(
+                "algo_kwargs.max_updates",
+                f"{most:,} includes the {done:,} updates of {origin.path}, so none are left; raise it",
             )
 
     def _beginning(self) -> list[str]:

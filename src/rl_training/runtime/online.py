@@ -132,10 +132,10 @@ def require_updates(spec: RunSpec, online: OnlineConfig, updates: int) -> None:
     if updates == 0 and spec.checkpoint is None:
         total = spec.config.total_timesteps
         every = f" and then every {online.train_frequency} steps" if online.train_frequency > 1 else ""
-        raise ConfigError(
-            f"total_timesteps: {total:,} steps end before the first update: updates begin after learning_starts, "
+        raise ConfigError.of(
+            "total_timesteps",
+            f"{total:,} steps end before the first update: updates begin after learning_starts, "
             f"{online.first_steps:,} steps{every}; raise total_timesteps or lower learning_starts",
-            key="total_timesteps",
         )
 
 
@@ -178,10 +178,10 @@ def fit_online(
 def make_buffer(capacity: int, spaces: SpaceSpec, learner: Learner, spec: RunSpec) -> ReplayBuffer:
     """A replay buffer on the learner's device, or in pinned host memory; raises if it does not fit in either."""
     if lacking := [column for column in learner.extras if column.replayed is None]:
-        raise ConfigError(
-            f"algo: {learner.name} needs the column {lacking[0].name!r}, which replay buffers do not have; "
+        raise ConfigError.of(
+            "algo",
+            f"{learner.name} needs the column {lacking[0].name!r}, which replay buffers do not have; "
             "train it offline",
-            key="algo",
         )
     layout = RowLayout.of(spaces, tuple(column.bind(learner.config) for column in learner.extras))
     needed, n_step = capacity * layout.width * 4, spec.n_step
@@ -232,10 +232,10 @@ def make_collector(
     }
     if maker is not None:
         if late := [column for column in learner.extras if column.at_end is not None]:
-            raise ConfigError(
-                f"algo: {learner.name} needs the column {late[0].name!r}, which tensor environments do not have; "
+            raise ConfigError.of(
+                "algo",
+                f"{learner.name} needs the column {late[0].name!r}, which tensor environments do not have; "
                 "use other environments",
-                key="algo",
             )
         require_tensor_settings(config, maker)
         env = maker(config.num_envs, learner.device, config.env_kwargs)

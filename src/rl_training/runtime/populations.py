@@ -79,10 +79,10 @@ def _require_alike(configs: Sequence[TrainConfig]) -> None:
         flat = [{**one, **one["algo_kwargs"], "algo_kwargs": None} for one in (first, other)]
         for key in {**flat[0], **flat[1]}:
             if flat[0].get(key) != flat[1].get(key):
-                raise ConfigError(
-                    f"{key}: members of a population may differ in seed and in float hyperparameters, not in "
+                raise ConfigError.of(
+                    key,
+                    f"members of a population may differ in seed and in float hyperparameters, not in "
                     f"this: {flat[0].get(key)} and {flat[1].get(key)}",
-                    key=key,
                 )
 
 
@@ -94,10 +94,10 @@ def _require_enough_environments(configs: Sequence[TrainConfig], given: UserEnvi
         return
     maker.probe(first.env_kwargs)
     if maker.single_instance:
-        raise ConfigError(
-            f"seeds: {maker.name} cannot be duplicated for every member; pass its class or a callable that "
+        raise ConfigError.of(
+            "seeds",
+            f"{maker.name} cannot be duplicated for every member; pass its class or a callable that "
             "creates a new one",
-            key="seeds",
         )
 
 
@@ -109,5 +109,5 @@ def copied(things: Sequence[T], what: str) -> tuple[T, ...]:
             copies.append(copy.deepcopy(thing))
         except Exception as error:
             name = type(thing).__name__
-            raise ConfigError(f"{what}: {name} cannot be copied for each member: {error}", key=what) from error
+            raise ConfigError.of(what, f"{name} cannot be copied for each member: {error}") from error
     return tuple(copies)

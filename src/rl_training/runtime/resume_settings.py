@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from rl_training.models.mlp import NetworkShape
 from rl_training.runs.state import steps_made
 from rl_training.settings import at_home
 
+# Settings of networks, in addition to their shapes and those that the learner names.
+_OF_NETWORKS = ("normalize_observations", "normalize_rewards")
 # Settings of rows in a replay buffer: rewards are stored scaled, and truncations only for n-step returns.
 _OF_ROWS = ("n_step", "reward_scale", "reward_shift", "reward_range_scaling")
 # Settings for which one value determines whether a parameter is learned.
@@ -26,13 +28,12 @@ def changed_config(config: TrainConfig, changes: Mapping[str, Any] | None, overr
     """A run's configuration with changed settings, all of them validated; algorithm and regime cannot change."""
     changed = config.replace(**(changes or {})).with_overrides(overrides, setting_names)
     if changed.algo != config.algo:
-        raise ConfigError(
-            f"algo: {changed.algo!r} cannot resume what {config.algo!r} trained; start a run with init_from",
-            key="algo",
+        raise ConfigError.of(
+            "algo", f"{changed.algo!r} cannot resume what {config.algo!r} trained; start a run with init_from"
         )
     spec = spec_of(changed)
     if spec.chosen(changed.regime) != spec.chosen(config.regime):
-        raise ConfigError("regime: cannot change in a resumed run; start a run with init_from", key="regime")
+        raise ConfigError.of("regime", "cannot change in a resumed run; start a run with init_from")
     resolve(changed)
     return changed
 
@@ -40,9 +41,8 @@ def changed_config(config: TrainConfig, changes: Mapping[str, Any] | None, overr
 def require_same_seed(before: TrainConfig, now: TrainConfig) -> None:
     for key, option in (("seed", "--seed"), ("seeds", "--seeds")):
         if (value := getattr(now, key)) != getattr(before, key):
-            raise ConfigError(
-                f"{key}: {value} cannot replace the seed {before.seed} of a run; start a new run with {option}",
-                key=key,
+            raise ConfigError.of(
+                key, f"{value} cannot replace the seed {before.seed} of a run; start a new run with {option}"
             )
 
 
@@ -89,62 +89,37 @@ def _located(path: Any, known: Container[Any], folder: Path, remedy: str) -> dic
 
 def require_resumable(checkpoint: Checkpoint, before: TrainConfig, now: TrainConfig) -> None:
     """Raise if settings have changed that the networks, the environments, the replay buffer or the steps fix."""
-    _require_larger_total(checkpoint, before, now)
-    _require_same_shape(before, now)
-    _require_same_capacity(checkpoint, now)
-    if checkpoint.rows is not None:
-        _require_same_rows(before, now)
-
-
-def _require_larger_total(checkpoint: Checkpoint, before: TrainConfig, now: TrainConfig) -> None:
     made, total = steps_made(checkpoint), now.total_timesteps
     if total < min(made, before.total_timesteps):
-        raise ConfigError(
-            f"total_timesteps: {total:,} is below the {made:,} steps already made",
-            key="total_timesteps",
-        )
-
-
-def _require_same_shape(before: TrainConfig, now: TrainConfig) -> None:
+        raise ConfigError.of("total_timesteps", f"{total:,} is below the {made:,} steps already made")
     if now.num_envs != before.num_envs:
-        raise ConfigError(
-            f"num_envs: {now.num_envs} differs from the run's {before.num_envs}, whose episodes are under way",
-            key="num_envs",
+        raise ConfigError.of(
+            "num_envs", f"{now.num_envs} differs from the run's {before.num_envs}, whose episodes are under way"
         )
-    new, old = (resolve(config) for config in (now, before))
-    shapes = new[NetworkShape].model_dump(mode="json")
-    of_networks = [*shapes, *spec_of(now).learner.fixed_by_model, "normalize_observations", "normalize_rewards"]
-    for name, value in new.to_dict().items():
-        was = old.to_dict()[name]
-        if name in of_networks and value != was:
-            raise ConfigError(
-                f"algo_kwargs.{name}: {value} differs from the {was} of this run's networks; start a new run",
-                key=f"algo_kwargs.{name}",
-            )
-        if name in _SWITCHES and (value == _SWITCHES[name]) != (was == _SWITCHES[name]):
-            raise ConfigError(
-                f"algo_kwargs.{name}: cannot change from {was} to {value}: a resumed run cannot start or stop "
-                "learning it; start a new run, with init_from for these networks",
-                key=f"algo_kwargs.{name}",
-            )
-
-
-def _require_same_capacity(checkpoint: Checkpoint, now: TrainConfig) -> None:
-    rows, capacity = checkpoint.rows, resolve(now).to_dict().get("buffer_capacity")
-    if rows is not None and capacity is not None and rows.capacity != capacity:
-        raise ConfigError(
-            f"algo_kwargs.buffer_capacity: {capacity} differs from the checkpoint's {rows.capacity}",
-            key="algo_kwargs.buffer_capacity",
-        )
-
-
-def _require_same_rows(before: TrainConfig, now: TrainConfig) -> None:
-    """Raise if a setting has changed that the stored rows depend on."""
-    late = [column.settings for column in spec_of(now).learner.extras if column.at_end is not None]
+    learner, shapes = spec_of(now).learner, resolve(now)[NetworkShape].model_dump()
     new, old = (resolve(config).to_dict() for config in (now, before))
-    for name in (*_OF_ROWS, *chain(*late)):
+    _require_same(new, old, (*shapes, *learner.fixed_by_model, *_OF_NETWORKS), "networks")
+    for name, learned in _SWITCHES.items():
+        if ((value := new.get(name)) == learned) != ((was := old.get(name)) == learned):
+            raise ConfigError.of(
+                f"algo_kwargs.{name}",
+                f"cannot change from {was} to {value}: a resumed run cannot start or stop learning it; start a new "
+                "run, with init_from for these networks",
+            )
+    if (rows := checkpoint.rows) is None:
+        return
+    if (capacity := new.get("buffer_capacity", rows.capacity)) != rows.capacity:
+        raise ConfigError.of(
+            "algo_kwargs.buffer_capacity", f"{capacity} differs from the checkpoint's {rows.capacity}"
+        )
+    late = [column.settings for column in learner.extras if column.at_end is not None]
+    _require_same(new, old, (*_OF_ROWS, *chain(*late)), "replay buffer")
+
+
+def _require_same(new: Mapping[str, Any], old: Mapping[str, Any], names: Iterable[str], of: str) -> None:
+    """Raise if a setting has changed that the networks or the stored rows depend on."""
+    for name in names:
         if (value := new.get(name)) != (was := old.get(name)):
-            raise ConfigError(
-                f"algo_kwargs.{name}: {value} differs from the {was} of this run's replay buffer; start a new run",
-                key=f"algo_kwargs.{name}",
+            raise ConfigError.of(
+                f"algo_kwargs.{name}", f"{value} differs from the {was} of this run's {of}; start a new run"
             )

@@ -79,9 +79,7 @@ class AlgorithmSpec:
         """The regime of that name with its sections; the default for None."""
         names = [one.key() for one in self.regimes]
         if regime is not None and regime not in names:
-            raise ConfigError(
-                f"regime: {self.name} has no regime {regime!r}; use {' or '.join(names)}", key="regime"
-            )
+            raise ConfigError.of("regime", f"{self.name} has no regime {regime!r}; use {' or '.join(names)}")
         place = 0 if regime is None else names.index(regime)
         return self.regimes[place], self.kinds[place]
 

@@ -67,7 +67,7 @@ def _require_playable(path: str | Path, loaded: LoadedPolicy, evaluator: Evaluat
         raise ConfigError(f"{path} was trained without an environment; name one with --set env_id=…", key="env_id")
     given.check(config.replace(num_envs=1), evaluated=episodes > 1)
     if difference := spaces_of(config, given=given).difference(loaded.spaces):
-        raise ConfigError(f"env_id: {config.env_id} does not fit the policy ({difference})", key="env_id")
+        raise ConfigError.of("env_id", f"{config.env_id} does not fit the policy ({difference})")
 
 
 def _play(evaluator: Evaluator, loaded: LoadedPolicy, episodes: int, deterministic: bool | None) -> Played:

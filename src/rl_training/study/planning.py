@@ -160,10 +160,10 @@ def _extended(old: Plan, description: Description) -> Plan:
     if description.name != old.name:
         raise ConfigError(f"the folder holds another study, {old.name!r}", key="name")
     if description.file.threads not in (None, old.threads):
-        raise ConfigError(
-            f"threads: {description.file.threads} differs from the {old.threads} this study began with, on which "
+        raise ConfigError.of(
+            "threads",
+            f"{description.file.threads} differs from the {old.threads} this study began with, on which "
             "its bits depend; give the changed study another name",
-            key="threads",
         )
     _require_same_bases(old, description)
     tasks = _tasks(description)

@@ -147,15 +147,13 @@ class Tuning:
                     key="sampler_seed" if name == "sampler" else name,
                 )
         if self._file.trials < len(old.trials):
-            raise ConfigError(
-                f"trials: {self._file.trials}, but {len(old.trials)} were asked for already; a tuning only grows",
-                key="trials",
+            raise ConfigError.of(
+                "trials", f"{self._file.trials}, but {len(old.trials)} were asked for already; a tuning only grows"
             )
         gone = [seed for seed in old.confirm_seeds if seed not in self._file.fresh_seeds]
         if self._file.confirm is not None and gone:
-            raise ConfigError(
-                f"confirm.seeds: {gone[0]} was used already and is missing now; a tuning only grows",
-                key="confirm.seeds",
+            raise ConfigError.of(
+                "confirm.seeds", f"{gone[0]} was used already and is missing now; a tuning only grows"
             )
         return replace(old, fixed=fixed)
 
@@ -244,9 +242,7 @@ class Tuning:
         if (value := one.metrics.get(self._file.metric)) is None:
             names = ", ".join(sorted(one.metrics))
             with self._description.document.explaining():
-                raise ConfigError(
-                    f"metric: {one.trial.name} has no {self._file.metric}; it has {names}", key="metric"
-                )
+                raise ConfigError.of("metric", f"{one.trial.name} has no {self._file.metric}; it has {names}")
         return float(value)
 
     def _confirmed(self, result: TuningResult, runner: _Runner, claim: Claim) -> TuningResult:

@@ -143,7 +143,7 @@ def _described(document: StudyDocument, file: TuningFile, location: Location) ->
         try:
             found.config_at(corner)
         except ConfigError as error:
-            raise ConfigError(f"space: at its end {error}", key="space") from None
+            raise ConfigError.of("space", f"at its end {error}") from None
     return found
 
 
