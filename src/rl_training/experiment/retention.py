@@ -152,14 +152,12 @@ def discard(folder: Path) -> None:
 
 def copy_checkpoint(source: Path, target: Path) -> Path:
     """Copy a checkpoint to the new folder `target`; a crash meanwhile leaves no folder that looks like one."""
-    try:
+    with files.os_errors(f"{target}: cannot be written", CheckpointError):
         if target.exists():
             raise CheckpointError(f"{target}: already exists and is not overwritten; choose another name")
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".tmp-", dir=target.parent) as staging:
             files.rename(Path(shutil.copytree(source, Path(staging) / target.name)), target)
-    except OSError as error:
-        raise CheckpointError(f"{target}: cannot be written: {error.strerror or error}") from None
     return target
 
 
