@@ -63,7 +63,7 @@ class _Reader:
     """Converts the events of PyYAML's parser to values; its constructors are never called."""
 
     place: str
-    events: Iterator[yaml.Event]
+    events: Iterator[Any]
     lines: dict[str, int] = field(default_factory=dict)
     depth: int = 0
 
@@ -82,6 +82,7 @@ class _Reader:
         self._check(event)
         self.lines.setdefault(path, event.start_mark.line + 1)
         self.depth += 1
+        value: Any
         if isinstance(event, yaml.MappingStartEvent):
             value = self._mapping(path)
         elif isinstance(event, yaml.SequenceStartEvent):

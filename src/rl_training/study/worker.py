@@ -166,20 +166,13 @@ class _Worker:
             if claim is None:
                 self.others_hold = True
                 ahead += [group.name] if is_ahead(self.folder, group.name, plan.claim_timeout, self._clock) else []
-            elif self._is_open(group, claim):
-                return plan, group, claim
+                continue
+            with contextlib.ExitStack() as releasing:  # also if a signal arrives
+                releasing.enter_context(claim)
+                if self._open_trials(group):  # the last owner may have finished them
+                    releasing.pop_all()
+                    return plan, group, claim
         return None
-
-    def _is_open(self, group: Group, claim: Claim) -> bool:
-        """Whether a claimed group has open trials; its last owner may have finished them. The claim is released if
-        not, or if a signal arrives."""
-        is_open = False
-        try:
-            is_open = bool(self._open_trials(group))
-        finally:
-            if not is_open:
-                claim.release()
-        return is_open
 
     def _open_trials(self, group: Group) -> list[Trial]:
         return [trial for trial in group.trials if is_open(self.folder, trial)]
