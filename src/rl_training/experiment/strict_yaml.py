@@ -20,25 +20,20 @@ from rl_training.errors import ConfigError
 MAX_CHARACTERS = 1_000_000
 MAX_DEPTH = 40
 
-_PREFIX = "tag:yaml.org,2002:"
 # In order: the first pattern that matches the whole scalar determines its type.
 _SCALARS = (
-    ("null", re.compile(r"(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""]),
-    ("bool", re.compile(r"(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")),
-    ("int", re.compile(r"(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$"), list("-+0123456789")),
+    ("null", re.compile(r"(?:~|null|Null|NULL|)$")),
+    ("bool", re.compile(r"(?:true|True|TRUE|false|False|FALSE)$")),
+    ("int", re.compile(r"(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$")),
     (
         "float",
         re.compile(
             r"(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
             r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
         ),
-        list("-+.0123456789"),
     ),
 )
-_RESOLVERS = {
-    first: [(_PREFIX + name, pattern) for name, pattern, firsts in _SCALARS if first in firsts]
-    for first in {first for _, _, firsts in _SCALARS for first in firsts}
-}
+_RESOLVERS = {None: [(f"tag:yaml.org,2002:{name}", pattern) for name, pattern in _SCALARS]}
 
 
 class _StrictDumper(yaml.SafeDumper):
@@ -154,7 +149,7 @@ def _kind(event: Any) -> str | None:
     if not isinstance(event, yaml.ScalarEvent):
         return None
     plain = event.implicit[0]
-    return next((name for name, pattern, _ in _SCALARS if plain and pattern.match(event.value)), "str")
+    return next((name for name, pattern in _SCALARS if plain and pattern.match(event.value)), "str")
 
 
 def _join(path: str, key: str) -> str:
