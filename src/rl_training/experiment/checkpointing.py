@@ -17,7 +17,6 @@ import functools
 import os
 import re
 import shutil
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -70,8 +69,6 @@ __all__ = [
 ]
 
 _GROUP = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
-
-
 _LONGEST_REASON = 300
 
 
@@ -81,7 +78,6 @@ class CheckpointInfo:
 
     path: Path
     num_bytes: int
-    seconds: float
 
 
 @dataclass
@@ -122,7 +118,6 @@ def write_checkpoint(
     the start and before the rename that commits.
     """
     fence()
-    started = time.perf_counter()
     final = parent / f"step_{step:09d}"
     staging = parent / f".tmp-{final.name}-{os.getpid()}"
     plan = [*_plan_groups(tensors, records), *_plan_rows(rows, previous)]
@@ -141,7 +136,7 @@ def write_checkpoint(
             kind = DiskFullError if error.errno in files.NO_ROOM else CheckpointError
             raise kind(_write_problem(final, error, plan)) from error
         raise
-    return CheckpointInfo(final, manifest.num_bytes, time.perf_counter() - started)
+    return CheckpointInfo(final, manifest.num_bytes)
 
 
 def _encode_tensors(tensors: Mapping[str, Tensor]) -> bytes:

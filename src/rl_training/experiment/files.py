@@ -8,11 +8,11 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rl_training.errors import ClaimLost
+from rl_training.errors import ClaimLost, ConfigError, RLTrainingError
 from rl_training.version import __version__
 
 MAX_JSON_BYTES = 256 * 2**20
@@ -42,6 +42,15 @@ failpoint: Callable[[str], None] = _no_failure
 def package_version() -> str:
     """The version of the running code, installed or in a source tree."""
     return __version__
+
+
+@contextlib.contextmanager
+def os_errors(problem: str, kind: Callable[[str], RLTrainingError] = ConfigError) -> Iterator[None]:
+    """Raise an `OSError` of the block as an error of `kind`, in one line that begins with `problem`."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{problem}: {error.strerror or error}") from None
 
 
 def write_durably(path: Path, data: bytes) -> None:

@@ -10,6 +10,7 @@ import hashlib
 import re
 import stat
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -87,11 +88,10 @@ def read_manifest(folder: Path) -> Manifest:
     if not path.exists():
         raise CheckpointError(f"{folder}: not a checkpoint (it has no {MANIFEST})")
     _check_plain_file(folder, MANIFEST)
-    try:
+    with _reading(path):
         data = path.read_bytes()
+    try:
         body = files.decode_json(data)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise CheckpointError(f"{path}: damaged: expected JSON, actual: {error}") from None
     if not isinstance(body, dict) or body.get("kind") != KIND:
@@ -112,18 +112,21 @@ def read_manifest(folder: Path) -> Manifest:
         raise CheckpointError(f"{path}: damaged: its contents are not possible: {error}") from None
 
 
+def _reading(path: Path) -> AbstractContextManager[None]:
+    return files.os_errors(f"{path}: cannot be read", CheckpointError)
+
+
 def _check_plain_file(folder: Path, name: str) -> Path:
     """Raise unless `name` is a regular file: a link could point outside the folder, a pipe would block."""
     path = folder / name
-    try:
-        if path.parent != folder and not stat.S_ISDIR(path.parent.lstat().st_mode):
-            raise CheckpointError(f"{path.parent}: expected a folder of the checkpoint")
-        if not stat.S_ISREG(path.lstat().st_mode):
-            raise CheckpointError(f"{path}: expected a plain file")
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: missing from the checkpoint") from None
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+    with _reading(path):
+        try:
+            if path.parent != folder and not stat.S_ISDIR(path.parent.lstat().st_mode):
+                raise CheckpointError(f"{path.parent}: expected a folder of the checkpoint")
+            if not stat.S_ISREG(path.lstat().st_mode):
+                raise CheckpointError(f"{path}: expected a plain file")
+        except FileNotFoundError:
+            raise CheckpointError(f"{path}: missing from the checkpoint") from None
     return path
 
 
@@ -138,22 +141,17 @@ def check_size(folder: Path, name: str, entry: FileEntry) -> Path:
 def check_hash(folder: Path, name: str, entry: FileEntry) -> None:
     """Verify the hash of a file in chunks, without loading it into memory."""
     path, digest = check_size(folder, name, entry), hashlib.sha256()
-    try:
-        with path.open("rb") as file:
-            while chunk := file.read(_CHUNK):
-                digest.update(chunk)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+    with _reading(path), path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
     _compare(path, entry, digest.hexdigest())
 
 
 def read_verified(folder: Path, name: str, entry: FileEntry) -> bytes:
     """The verified bytes of a file."""
     path = check_size(folder, name, entry)
-    try:
+    with _reading(path):
         data = path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
     _compare(path, entry, FileEntry.of(data).sha256)
     return data
 

@@ -154,7 +154,7 @@ def discard(folder: Path) -> None:
 
 def copy_checkpoint(source: Path, target: Path) -> Path:
     """Copy a checkpoint and its run.json to the new folder `target`, whole or not at all."""
-    try:
+    with files.os_errors(f"{target}: cannot be written", CheckpointError):
         if target.exists():
             raise CheckpointError(f"{target}: already exists and is not overwritten; choose another name")
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -163,8 +163,6 @@ def copy_checkpoint(source: Path, target: Path) -> Path:
             if (record := folder_of(source) / "run.json").is_file():
                 shutil.copyfile(record, copy / ORIGIN)
             files.rename(copy, target)
-    except OSError as error:
-        raise CheckpointError(f"{target}: cannot be written: {error.strerror or error}") from None
     return target
 
 

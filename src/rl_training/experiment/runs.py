@@ -170,12 +170,13 @@ class RunDirectory:
         the folder (default: a name with the current time).
         """
         problem = f"output_dir {config.output_dir} cannot hold a run (choose another with --output-dir)"
-        with _one_line(problem, key="output_dir"):
+        kind = functools.partial(ConfigError, key="output_dir")
+        with files.os_errors(problem, kind):
             fence()
             run = cls(path or _make_unique(Path(config.output_dir), _name_now(config, suffix)), fence)
             if path is not None:
                 path.mkdir(parents=True)
-        with _one_line(problem, key="output_dir"), run._locking():
+        with files.os_errors(problem, kind), run._locking():
             run._write(CONFIG, text if text is not None else dump_yaml(config.to_dict()))
             run._write(RESOLVED, dump_yaml(dict(resolved)))
             run._write("command.txt", shlex.join(command if command is not None else sys.argv) + "\n")
@@ -199,7 +200,7 @@ class RunDirectory:
         """Lock an existing run to resume it; its status becomes `running`."""
         read_run_record(path)  # before the lock, which would create a file in a folder that is not a run
         run = cls(path, fence)
-        with _one_line(f"{path}: the run cannot be continued"), run._locking():
+        with files.os_errors(f"{path}: the run cannot be continued"), run._locking():
             run._record = read_run_record(path)
             run.machine_changes = machine_changes(run._record)
             run.status_before = run._record["status"]
@@ -223,7 +224,7 @@ class RunDirectory:
 
     def reconfigure(self, config: TrainConfig, resolved: Mapping[str, Any]) -> None:
         """Write the settings, versions and CPU settings of a resumed run."""
-        with _one_line(f"{self.path}: the run cannot be continued"):
+        with files.os_errors(f"{self.path}: the run cannot be continued"):
             self._write(RESOLVED, dump_yaml(dict(resolved)))
             self.update(env_id=config.env_id, seed=config.seed, device=config.device, **machine_record())
 
@@ -254,10 +255,8 @@ def read_run_record(path: Path) -> dict[str, Any]:
     """Read run.json of a run folder without locking it."""
     if not (path / RECORD).is_file():
         raise ConfigError(f"{path}: not a run folder (it has no {RECORD})")
-    try:
+    with files.os_errors(f"{path / RECORD}: cannot be read"):
         data = (path / RECORD).read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{path / RECORD}: cannot be read: {error.strerror}") from None
     return parse_run_record(data, str(path / RECORD))
 
 
@@ -318,14 +317,6 @@ def results_of(path: Path, record: Mapping[str, Any]) -> str:
     if record.get("saved"):
         return "its checkpoints were deleted"
     return ""
-
-
-@contextlib.contextmanager
-def _one_line(problem: str, key: str | None = None) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(f"{problem}: {error.strerror or error}", key=key) from None
 
 
 def _name_now(config: TrainConfig, suffix: str | None) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,49 +20,20 @@ from rl_training.errors import ConfigError
 MAX_CHARACTERS = 1_000_000
 MAX_DEPTH = 40
 
-_PREFIX = "tag:yaml.org,2002:"
 # In order: the first pattern that matches the whole scalar determines its type.
 _SCALARS = (
-    ("null", re.compile(r"(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""]),
-    ("bool", re.compile(r"(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")),
-    ("int", re.compile(r"(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$"), list("-+0123456789")),
+    ("null", re.compile(r"(?:~|null|Null|NULL|)$")),
+    ("bool", re.compile(r"(?:true|True|TRUE|false|False|FALSE)$")),
+    ("int", re.compile(r"(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$")),
     (
         "float",
         re.compile(
             r"(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
             r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
         ),
-        list("-+.0123456789"),
     ),
 )
-_RESOLVERS = {
-    first: [(_PREFIX + name, pattern) for name, pattern, firsts in _SCALARS if first in firsts]
-    for first in {first for _, _, firsts in _SCALARS for first in firsts}
-}
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """Composes nodes only; `_Reader` converts them to values, so PyYAML's constructors are never called."""
-
-    yaml_implicit_resolvers = _RESOLVERS
-    depth = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        event = self.peek_event()  # type: ignore[no-untyped-call]
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-            raise yaml.MarkedYAMLError(
-                problem="anchors and aliases are not supported", problem_mark=event.start_mark
-            )
-        if getattr(event, "tag", None):
-            raise yaml.MarkedYAMLError(problem=f"tag {event.tag!r} is not supported", problem_mark=event.start_mark)
-        self.depth += 1
-        if self.depth > MAX_DEPTH:
-            raise yaml.MarkedYAMLError(
-                problem=f"nested deeper than {MAX_DEPTH} levels", problem_mark=event.start_mark
-            )
-        node: yaml.Node | None = super().compose_node(parent, index)
-        self.depth -= 1
-        return node
+_RESOLVERS = {None: [(f"tag:yaml.org,2002:{name}", pattern) for name, pattern in _SCALARS]}
 
 
 class _StrictDumper(yaml.SafeDumper):
@@ -72,12 +43,6 @@ class _StrictDumper(yaml.SafeDumper):
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
-
-
-class _FastLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Composes nodes in C if PyYAML was built with libyaml."""
-
-    yaml_implicit_resolvers = _RESOLVERS
 
 
 @dataclass
@@ -90,38 +55,79 @@ class Document:
 
 @dataclass
 class _Reader:
+    """Converts the events of PyYAML's parser to values; its constructors are never called."""
+
     place: str
+    events: Iterator[Any]
     lines: dict[str, int] = field(default_factory=dict)
+    depth: int = 0
 
-    def fail(self, node: yaml.Node, message: str, path: str) -> ConfigError:
-        return ConfigError(f"{self.place}:{node.start_mark.line + 1}: {message}", key=path or None)
+    def document(self) -> Any:
+        """The value of the only document; None if there is none."""
+        next(self.events)  # the start of the stream
+        if isinstance(next(self.events), yaml.StreamEndEvent):
+            return None
+        value = self._read(next(self.events), "")
+        next(self.events)  # the end of the document
+        if not isinstance(event := next(self.events), yaml.StreamEndEvent):
+            raise yaml.MarkedYAMLError(problem="but found another document", problem_mark=event.start_mark)
+        return value
 
-    def read(self, node: yaml.Node, path: str = "") -> Any:
-        self.lines.setdefault(path, node.start_mark.line + 1)
-        if isinstance(node, yaml.MappingNode):
-            return self._mapping(node, path)
-        if isinstance(node, yaml.SequenceNode):
-            return [self.read(item, _join(path, str(i))) for i, item in enumerate(node.value)]
-        return self._scalar(node, path)
+    def _read(self, event: Any, path: str) -> Any:
+        self._check(event)
+        self.lines.setdefault(path, event.start_mark.line + 1)
+        self.depth += 1
+        value: Any
+        if isinstance(event, yaml.MappingStartEvent):
+            value = self._mapping(path)
+        elif isinstance(event, yaml.SequenceStartEvent):
+            value = self._sequence(path)
+        else:
+            value = self._scalar(event, path)
+        self.depth -= 1
+        return value
 
-    def _mapping(self, node: yaml.MappingNode, path: str) -> dict[str, Any]:
+    def _check(self, event: Any) -> None:
+        """Raise for an alias, an anchor, a tag or deep nesting."""
+        problem = None
+        if isinstance(event, yaml.AliasEvent) or event.anchor:
+            problem = "anchors and aliases are not supported"
+        elif event.tag:
+            problem = f"tag {event.tag!r} is not supported"
+        elif self.depth >= MAX_DEPTH:
+            problem = f"nested deeper than {MAX_DEPTH} levels"
+        if problem is not None:
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+
+    def _fail(self, event: Any, message: str, path: str) -> ConfigError:
+        return ConfigError(f"{self.place}:{event.start_mark.line + 1}: {message}", key=path or None)
+
+    def _mapping(self, path: str) -> dict[str, Any]:
         values: dict[str, Any] = {}
-        for key_node, value_node in node.value:
-            if not isinstance(key_node, yaml.ScalarNode) or key_node.tag != _PREFIX + "str":
-                raise self.fail(key_node, f"keys must be names, got {_shown(key_node)}", path)
-            key = str(key_node.value)
+        while not isinstance(event := next(self.events), yaml.MappingEndEvent):
+            self._check(event)
+            if _kind(event) != "str":
+                shown = repr(event.value) if isinstance(event, yaml.ScalarEvent) else "a list or mapping"
+                raise self._fail(event, f"keys must be names, got {shown}", path)
+            key = str(event.value)
             dotted = _join(path, key)
             if key == "<<":
-                raise self.fail(key_node, "merge keys (<<) are not supported", path)
+                raise self._fail(event, "merge keys (<<) are not supported", path)
             if key in values:
                 first = self.lines[dotted]
-                raise self.fail(key_node, f"duplicate key {dotted!r}, first given on line {first}", dotted)
-            self.lines[dotted] = key_node.start_mark.line + 1
-            values[key] = self.read(value_node, dotted)
+                raise self._fail(event, f"duplicate key {dotted!r}, first given on line {first}", dotted)
+            self.lines[dotted] = event.start_mark.line + 1
+            values[key] = self._read(next(self.events), dotted)
         return values
 
-    def _scalar(self, node: yaml.Node, path: str) -> Any:
-        text, kind = str(node.value), node.tag.removeprefix(_PREFIX)
+    def _sequence(self, path: str) -> list[Any]:
+        values: list[Any] = []
+        while not isinstance(event := next(self.events), yaml.SequenceEndEvent):
+            values.append(self._read(event, _join(path, str(len(values)))))
+        return values
+
+    def _scalar(self, event: Any, path: str) -> Any:
+        text, kind, named = str(event.value), _kind(event), f"{path} " if path else ""
         if kind == "null":
             return None
         if kind == "bool":
@@ -130,38 +136,33 @@ class _Reader:
             try:
                 return int(text, 0) if text[:2] in ("0x", "0o") else int(text)
             except ValueError:
-                raise self.fail(node, f"{_named(path)}number of {len(text)} digits is too long", path) from None
+                raise self._fail(event, f"{named}number of {len(text)} digits is too long", path) from None
         if kind == "float":
-            named = text[-1] in "fFnN"  # .inf and .nan
-            if named or not math.isfinite(float(text)):
-                raise self.fail(node, f"{_named(path)}must be a finite number, got {text}", path)
+            if text[-1] in "fFnN" or not math.isfinite(float(text)):  # .inf, .nan or 1e999
+                raise self._fail(event, f"{named}must be a finite number, got {text}", path)
             return float(text)
         return text
+
+
+def _kind(event: Any) -> str | None:
+    """The type of a scalar; quoted ones are strings. None for a list or mapping."""
+    if not isinstance(event, yaml.ScalarEvent):
+        return None
+    plain = event.implicit[0]
+    return next((name for name, pattern in _SCALARS if plain and pattern.match(event.value)), "str")
 
 
 def _join(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key
 
 
-def _named(path: str) -> str:
-    return f"{path} " if path else ""
-
-
-def _shown(node: yaml.Node) -> str:
-    return repr(node.value) if isinstance(node, yaml.ScalarNode) else "a list or mapping"
-
-
-def parse_yaml(text: str, place: str) -> Document:
+def parse_yaml(text: str, place: str, *, loader: Any = yaml.SafeLoader) -> Document:
     """Parse one document; every error message starts with `place` (a file name, or `--set key`)."""
     if len(text) > MAX_CHARACTERS:
         raise ConfigError(f"{place}: {len(text)} characters, at most {MAX_CHARACTERS} are read")
-    reader = _Reader(place)
+    reader = _Reader(place, yaml.parse(text, Loader=loader))
     try:
-        loader = _StrictLoader(text)
-        try:
-            node = loader.get_single_node()
-        finally:
-            loader.dispose()
+        return Document(reader.document(), reader.lines)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark else ""
@@ -169,32 +170,14 @@ def parse_yaml(text: str, place: str) -> Document:
     except yaml.reader.ReaderError as error:
         line_number = text.count("\n", 0, error.position) + 1
         raise ConfigError(f"{place}:{line_number}: character {error.character!r} is not allowed") from None
-    return Document(None if node is None else reader.read(node), reader.lines)
 
 
 def read_dumped(text: str, place: str) -> Any:
-    """Parse the output of `dump_yaml` faster than `parse_yaml`, which is the fallback for other documents."""
+    """The value of a document, parsed in C if PyYAML was built with libyaml; errors are those of `parse_yaml`."""
     try:
-        if len(text) <= MAX_CHARACTERS and _is_plain(text):
-            loader = _FastLoader(text)
-            try:
-                return _Reader(place).read(loader.get_single_node())
-            finally:
-                loader.dispose()
-    except (yaml.YAMLError, ConfigError):
-        pass  # `parse_yaml` raises the error with its line
-    return parse_yaml(text, place).value
-
-
-def _is_plain(text: str) -> bool:
-    """Whether a document has no anchors or tags, and is not nested so deeply that composing it in C would crash."""
-    depth = most = 0
-    for event in yaml.parse(text, Loader=_FastLoader):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        most = max(most, depth)
-        if most > MAX_DEPTH or getattr(event, "anchor", None) or getattr(event, "tag", None):
-            return False
-    return most > 0
+        return parse_yaml(text, place, loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)).value
+    except ConfigError:
+        return parse_yaml(text, place).value
 
 
 def dump_yaml(value: Any) -> str:

@@ -51,16 +51,12 @@ def require_room_for_environments(config: TrainConfig) -> None:
     free = available_memory()
     most = free // each
     reason = f"they need at least {human_bytes(config.num_envs * each)} and {human_bytes(free)} are available"
-    limit = _process_limit() if processes else -1
+    # -1: unlimited
+    limit = int(resource.getrlimit(resource.RLIMIT_NPROC)[0]) if processes and resource is not None else -1
     if 0 <= limit < most:
         most, reason = limit, f"this user may have {limit} processes"
     if config.num_envs > most:
         raise MemoryLimitError(f"num_envs {config.num_envs} is too many: {reason}; at most {most}", key="num_envs")
-
-
-def _process_limit() -> int:
-    """The maximum number of processes of this user; -1 if unlimited."""
-    return -1 if resource is None else int(resource.getrlimit(resource.RLIMIT_NPROC)[0])
 
 
 def prepare_process(device: torch.device) -> None:

@@ -104,7 +104,6 @@ class Session:
         progress.follow(self._position)
         self._guard, self._saves_answered = guard, guard.saves
         self.evaluations = Evaluations(self, evaluator)
-        self._checkpoint_cost = [0.0, 0.0]
 
     # Called by the loops.
 
@@ -284,7 +283,6 @@ class Session:
         self.metrics_log.cover(self.clock.ticks)
         self.checkpoint_path, self.saved_step, self._saved = info.path, self.clock.ticks, self._version()
         self._note_unreplayable()
-        self._checkpoint_cost = [info.num_bytes, self._checkpoint_cost[1] + info.seconds]
         self._prune()
         for callback in self.callbacks:
             callback.on_checkpoint(self, info.path)
@@ -405,11 +403,7 @@ class Session:
             **metrics,
             **({} if self.best_return is None else {"eval_return_best": self.best_return}),
         }
-        self.note_in_run(
-            metrics=result,
-            checkpoint_bytes=self._checkpoint_cost[0],
-            checkpoint_seconds=round(self._checkpoint_cost[1], 3),
-        )
+        self.note_in_run(metrics=result)
         return TrainResult(self.run.path, self.checkpoint_path, result)
 
     def _interrupted(self, signum: int) -> TrainingInterrupted:

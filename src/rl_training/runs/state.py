@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from rl_training.algorithms.base import Learner
 from rl_training.errors import CheckpointError, ConfigError
@@ -44,11 +43,10 @@ _REQUIRED_RECORDS = ("trainer", "config", "spaces", "dataset")
 def save(session: Session) -> Saved:
     """Everything a resumed run needs."""
     collected = Saved() if session.experience is None else session.experience.save()
-    return Saved(
-        tensors=_learner_tensors(session.learner) | collected.tensors,
-        records=_records(session),
-        rows=collected.rows,
-    )
+    state = session.learner.state_dict()
+    tensors = {name: state[name] for name in ("networks", "optimizers")}
+    tensors["random"] = {"updates": session.learner.generator.get_state()}
+    return Saved(tensors=tensors | collected.tensors, records=_records(session), rows=collected.rows)
 
 
 def save_networks(session: Session) -> Saved:
@@ -80,15 +78,6 @@ def restore(session: Session, checkpoint: Checkpoint) -> list[str]:
 
 
 # The learner: networks, optimisers, counters, terms, random state.
-
-
-def _learner_tensors(learner: Learner) -> dict[str, dict[str, Tensor]]:
-    state = learner.state_dict()
-    return {
-        "networks": state["networks"],
-        "optimizers": state["optimizers"],
-        "random": {"updates": learner.generator.get_state()},
-    }
 
 
 def restore_learner(learner: Learner, checkpoint: Checkpoint) -> list[str]:

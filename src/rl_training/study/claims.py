@@ -121,13 +121,14 @@ class ClaimRecord:
         return {"deaths": self.deaths + 1, "by_memory": by_memory, "device_errors": self.device_errors}
 
 
-def read_claim(study: Path, group: str) -> ClaimRecord | None:
-    """The newest claim of a group; None if it was never claimed."""
+def read_claim(study: Path, group: str, generation: int | None = None) -> ClaimRecord | None:
+    """The newest claim of a group, or that of a `generation`; None if there is none."""
     folder = study / CLAIMS / group
-    generation = _newest(folder)
-    if generation == 0:
+    generation = _newest(folder) if generation is None else generation
+    path = folder / f"{generation}.json"
+    if generation == 0 or not path.exists():
         return None
-    with (folder / f"{generation}.json").open("rb") as file:
+    with path.open("rb") as file:
         touched = os.fstat(file.fileno()).st_mtime  # of the open file: a shared disk may cache an older time
         data = file.read()
     try:
@@ -282,10 +283,3 @@ def _write(handle: int, record: ClaimRecord) -> None:
     fields = {name: value for name, value in asdict(record).items() if name not in ("generation", "touched")}
     data = files.encode_json(fields)
     os.pwrite(handle, data.ljust(os.fstat(handle).st_size), 0)  # padded: a reader never sees two records mixed
-
-
-def previous_owner(study: Path, group: str, generation: int) -> Owner | None:
-    """The owner of the generation before."""
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        return Owner(**files.decode_json((study / CLAIMS / group / f"{generation - 1}.json").read_bytes())["owner"])
-    return None

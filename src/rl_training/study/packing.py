@@ -58,17 +58,15 @@ _USUAL_SIZE, _USUAL_RATIO = 256 * 2**20, 100
 def pack_study(folder: Path, target: Path, *, policies: Policies = "best") -> None:
     """Write everything a report needs of the study in `folder` to the new file `target`."""
     plan = read_plan(folder)
-    try:
-        with (
-            _staged(target) as staging,
-            zipfile.ZipFile(staging, "x", zipfile.ZIP_DEFLATED, compresslevel=6) as archive,
-        ):
-            for name, data in _contents(folder, [trial.name for trial in plan.trials], policies):
-                info = zipfile.ZipInfo(name, _EPOCH)
-                info.compress_type, info.external_attr, info.create_system = zipfile.ZIP_DEFLATED, _MODE, 3
-                archive.writestr(info, data)
-    except OSError as error:
-        raise ConfigError(f"{target}: cannot be written: {error.strerror or error}") from None
+    with (
+        files.os_errors(f"{target}: cannot be written"),
+        _staged(target) as staging,
+        zipfile.ZipFile(staging, "x", zipfile.ZIP_DEFLATED, compresslevel=6) as archive,
+    ):
+        for name, data in _contents(folder, [trial.name for trial in plan.trials], policies):
+            info = zipfile.ZipInfo(name, _EPOCH)
+            info.compress_type, info.external_attr, info.create_system = zipfile.ZIP_DEFLATED, _MODE, 3
+            archive.writestr(info, data)
 
 
 @contextlib.contextmanager

@@ -1,11 +1,13 @@
 """The plan of a study: its configurations and groups of trials. A plan is only ever extended.
 
     studies/NAME/
-        study.yaml              the file of the study plan.json               configurations, and the groups of
-        trials that are claimed, run and repeated as a whole claims/g00000/1.json    the worker that trains, or
-        trained, a group failures/TRIAL.json     exit code and message of a trial that failed
-        runs/{env}__{algo}__{hash8}__s{seed}/      an ordinary run folder each logs/                   output of the
-        workers tuning.json             of a tuning: its trials and their outcomes
+        study.yaml                              the file of the study
+        plan.json                               configurations, and groups of trials that are run as a whole
+        claims/g00000/1.json                    the worker that trains, or trained, a group
+        failures/TRIAL.json                     exit code and message of a trial that failed
+        runs/{env}__{algo}__{hash8}__s{seed}/   an ordinary run folder each
+        logs/                                   output of the workers
+        tuning.json                             of a tuning: its trials and their outcomes
 
 A configuration is identified by a hash of what its results depend on: every setting with its default written out,
 except the seed and the settings for where and how a run is computed (`_HOW`). Data files count by name and

@@ -84,7 +84,7 @@ def prepare(description: Description, folder: Path, workers: int) -> Plan:
 
     If no trial of the existing plan has begun, or all failed before their first step, a new plan replaces it.
     """
-    try:
+    with files.os_errors(f"{folder}: cannot hold a study"):
         require_own(folder)
         (folder / RUNS).mkdir(parents=True, exist_ok=True)
         with lock_run(folder):
@@ -97,8 +97,6 @@ def prepare(description: Description, folder: Path, workers: int) -> Plan:
                     shutil.rmtree(folder / FAILURES, ignore_errors=True)
                 write_plan(folder, plan)
             files.replace_atomically(folder / STUDY, description.document.text.encode())
-    except OSError as error:
-        raise ConfigError(f"{folder}: cannot hold a study: {error.strerror or error}") from None
     return plan
 
 

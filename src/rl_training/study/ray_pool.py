@@ -25,6 +25,7 @@ from typing import Any
 import rl_training
 from rl_training.environments.ray_actors import connect, go_to, require_ray
 from rl_training.errors import ConfigError, one_line
+from rl_training.experiment import files
 from rl_training.study.plan import Plan
 from rl_training.study.worker_pool import POLL, WorkerHandle, WorkerPool, start_worker
 
@@ -179,10 +180,8 @@ class RayPool(WorkerPool):
 def put_marker(folder: Path) -> Path:
     """Write a marker file that only a machine sharing this disk can read and remove."""
     marker = folder / f".ray-{secrets.token_hex(8)}"
-    try:
+    with files.os_errors(f"{folder}: cannot be written to"):
         marker.write_text(marker.name, encoding="ascii")
-    except OSError as error:
-        raise ConfigError(f"{folder}: cannot be written to: {error.strerror or error}") from None
     return marker
 
 

@@ -97,7 +97,7 @@ class Tuning:
     @contextlib.contextmanager
     def _claimed(self) -> Iterator[Claim]:
         """Claim the folder: only one process asks the sampler."""
-        try:
+        with files.os_errors(f"{self.folder}: the tuning cannot go on"):
             require_own(self.folder)
             if (self.folder / PLAN).exists() and not (self.folder / TUNING).exists():
                 raise ConfigError(f"{self.folder}: holds a study that is not a tuning; give this one another name")
@@ -109,8 +109,6 @@ class Tuning:
                 time.sleep(WATCH_INTERVAL)
             with claim:
                 yield claim
-        except OSError as error:
-            raise ConfigError(f"{self.folder}: the tuning cannot go on: {error.strerror or error}") from None
 
     def _begun(self, claim: Claim, together: int) -> TuningResult:
         """The stored trials; if no run has begun yet, new ones, starting with the base."""

@@ -27,7 +27,7 @@ from rl_training.display.output import program_name
 from rl_training.errors import ClaimLost, ConfigError, DeviceLostError, RunInUse, device_error
 from rl_training.experiment import files
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.retention import list_checkpoints
+from rl_training.experiment.retention import list_checkpoints, step_of
 from rl_training.experiment.runs import RECORD, read_run_record
 from rl_training.platforms import require_posix, stop_handler
 from rl_training.runs.signals import TrainingInterrupted
@@ -40,7 +40,7 @@ from rl_training.study.claims import (
     DiskClock,
     Owner,
     is_ahead,
-    previous_owner,
+    read_claim,
     take,
 )
 from rl_training.study.plan import RUNS, Group, Plan, Trial, read_plan
@@ -166,20 +166,13 @@ class _Worker:
             if claim is None:
                 self.others_hold = True
                 ahead += [group.name] if is_ahead(self.folder, group.name, plan.claim_timeout, self._clock) else []
-            elif self._is_open(group, claim):
-                return plan, group, claim
+                continue
+            with contextlib.ExitStack() as releasing:  # also if a signal arrives
+                releasing.enter_context(claim)
+                if self._open_trials(group):  # the last owner may have finished them
+                    releasing.pop_all()
+                    return plan, group, claim
         return None
-
-    def _is_open(self, group: Group, claim: Claim) -> bool:
-        """Whether a claimed group has open trials; its last owner may have finished them. The claim is released if
-        not, or if a signal arrives."""
-        is_open = False
-        try:
-            is_open = bool(self._open_trials(group))
-        finally:
-            if not is_open:
-                claim.release()
-        return is_open
 
     def _open_trials(self, group: Group) -> list[Trial]:
         return [trial for trial in group.trials if is_open(self.folder, trial)]
@@ -211,9 +204,9 @@ class _Worker:
     def _failures(self, plan: Plan, group: Group, claim: Claim, trials: list[Trial]) -> dict[str, Failure]:
         if (message := _given_up(claim.record)) is not None:
             return {trial.name: Failure(1, message) for trial in trials}
-        before = previous_owner(self.folder, group.name, claim.record.generation)
+        before = read_claim(self.folder, group.name, claim.record.generation - 1)
         for trial in trials:
-            _take_over(home_of(self.folder, trial), before)
+            _take_over(home_of(self.folder, trial), None if before is None else before.owner)
         options = RunOptions(quiet=self._quiet, fence=claim.check)
         runs = self.folder / RUNS
         members = [
@@ -248,8 +241,8 @@ def _progress(folder: Path, group: Group) -> int:
     total = 0
     for trial in group.trials:
         home = home_of(folder, trial)
-        steps = [path.name for path in list_checkpoints(home / "checkpoints")]
-        total += 1 + int(steps[-1].removeprefix("step_").removesuffix(".old")) if steps else 0
+        saved = list_checkpoints(home / "checkpoints")
+        total += 1 + step_of(saved[-1]) if saved else 0
         total += is_done(record_of(home))
     return total
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import FrameType
 
 from rl_training.errors import ConfigError, RLTrainingError
+from rl_training.experiment import files
 from rl_training.platforms import require_posix, stop_handler
 from rl_training.runs.signals import TrainingInterrupted
 from rl_training.study.claims import read_claim
@@ -199,7 +200,7 @@ def start_worker(
     command += ["--allow-import"] if allow_import else []
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), **variables}
     log = folder / LOGS / f"worker-{index + 1}.log"
-    try:
+    with files.os_errors(f"{log}: a worker cannot be started"):
         log.parent.mkdir(exist_ok=True)
         actions = [
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
@@ -207,8 +208,6 @@ def start_worker(
             (os.POSIX_SPAWN_DUP2, 1, 2),
         ]
         pid = os.posix_spawn(sys.executable, command, environment, file_actions=actions, setsid=True, setsigmask=())
-    except OSError as error:
-        raise ConfigError(f"{log}: a worker cannot be started: {error.strerror or error}") from None
     return WorkerProcess(pid, folder)
 
 
