@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.evidence import earlier, judging
+from benchmarks.evidence import judging
 from benchmarks.peers import leanrl, learn, loops, sb3
 from benchmarks.peers.checkouts import commit_of
 from benchmarks.peers.protocol import Evaluated
@@ -420,29 +420,6 @@ def test_settings_of_corl_for_a_mixture_are_those_of_its_data_set(tmp_path: Path
 
     assert settings_of("iql") == ({"beta": 6.0, "qf_lr": 3e-4}, "CORL's medium-expert settings")
     assert settings_of("td3_bc") == ({}, "CORL's defaults")
-
-
-def learned(library: str, seed: int, value: float, **more: Any) -> dict[str, Any]:
-    return measured(
-        kind="offline", library=library, algo="iql", env="Hopper-v5", seed=seed, total_timesteps=9, episodes=2,
-        file="hopper-medium", config=f"{library}'s", overrides=[], data_return=1000.0, data_episodes=3, updates=9,
-        final={"eval_return_mean": value}, **more,
-    )  # fmt: skip
-
-
-def test_returns_stand_beside_those_of_every_peer() -> None:
-    about = {"peer": "CORL:IQL", "peer_versions": {"checkout": "abc"}, "how": "its own loop", "note": "sizes fixed"}
-    runs = [learned("corl", 0, 900.0, **about), learned("corl", 1, 920.0, **about)]
-    runs += [learned("rl_training", 0, 1010.0), learned("rl_training", 1, 990.0), learned("d3rlpy", 0, 1200.0)]
-    (text,) = earlier.sections({str(i): run for i, run in enumerate(runs)}).values()
-    assert "| CORL IQL | `corl's` | 9 | 0 1 | 900, 920 | 910 ± 14 |" in text
-    assert "| d3rlpy IQL | `d3rlpy's` | 9 | 0 | 1200 | 1,200 |" in text
-    assert "| IQL | `rl_training's` | 9 | 0 1 | 1010, 990 | 1,000 ± 14 |" in text
-    assert "IQL compared with CORL: difference of the means +90, standard error 14: not " in text
-    assert "standard error 14: not significantly worse (fewer than three seeds)." in text
-    assert "| the data itself, 3 episodes | – |" in text
-    assert "IQL compared with d3rlpy: difference of the means -200, with one seed" in text
-    assert "\n\nCORL (checkout abc): its own loop. IQL: sizes fixed.\n\n" in text
 
 
 def test_script_of_unifloral_makes_whole_scans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

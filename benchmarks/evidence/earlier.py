@@ -1,81 +1,28 @@
-"""Tables of runs that were measured before there were studies; the studies named above them measure the same.
+"""Tables of runs that were measured before there were studies, and that no finished study replaces yet.
 
-`benchmarks/results/learning.json`, `offline.json` and `discrete.json` have an entry per run: this module renders
-them, as `python -m benchmarks.report` asks it to, and nothing adds to them.
+`benchmarks/results/learning.json` and `discrete.json` have an entry per run. `python -m benchmarks.report` renders
+them, and no program adds to them.
 """
 
 from __future__ import annotations
 
-import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from benchmarks import report
 from benchmarks.evidence.bare import BARE, class_of
 from benchmarks.report import Entry, Sections, table
-from rl_training.data.scores import NOT_COMPARABLE, normalized_score
-from rl_training.experiment.registry import get_algorithm_spec
 
-PEER_NAMES = {"corl": "CORL", "d3rlpy": "d3rlpy"}
 BARE_EPISODES = 20
 
 
 def origin(studies: str) -> str:
-    """Where a table comes from, and which studies measure the same today."""
-    return f"Runs from before the studies, all evaluated on the same episodes. Now measured by {studies}."
-
-
-def algorithm_changes(overrides: Iterable[str]) -> list[str]:
-    """Overrides that change the algorithm, and not only where and how fast it runs."""
-    prefix = "algo_kwargs."
-    return [override.removeprefix(prefix) for override in overrides if override.startswith(prefix)]
-
-
-def name_of(entry: Entry) -> str:
-    library = {"rl_training": "", "sb3": "Stable-Baselines3 "}[entry["library"]]
-    prior = f" with {entry['prior']}" if "prior" in entry else ""
-    return ", ".join([f"{library}{entry['algo'].upper()}{prior}", *algorithm_changes(entry["overrides"])])
-
-
-def groups(entries: Iterable[Entry]) -> dict[tuple[str, str], list[Entry]]:
-    """By environment and contender, seeds in order."""
-    found: dict[tuple[str, str], list[Entry]] = defaultdict(list)
-    for entry in sorted(entries, key=lambda e: e["seed"]):
-        found[entry["env"], name_of(entry)].append(entry)
-    return found
+    """Where a table comes from, and which programs measure the same."""
+    return f"Runs from before the studies, all evaluated on the same episodes. To repeat them, run {studies}."
 
 
 def finals(entries: Iterable[Entry]) -> list[float]:
     return [entry["final"]["eval_return_mean"] for entry in entries]
-
-
-def comparison(ours: list[float], theirs: list[float]) -> str:
-    """Whether the difference of two means is more than the seeds' noise explains (two standard errors)."""
-    difference = statistics.fmean(ours) - statistics.fmean(theirs)
-    if min(len(ours), len(theirs)) < 2:
-        return f"difference of the means {difference:+.0f}, with one seed and therefore no estimate of the noise."
-    noise = (statistics.variance(ours) / len(ours) + statistics.variance(theirs) / len(theirs)) ** 0.5
-    found = "significantly worse" if difference < -2 * noise else "not significantly worse"
-    few = " (fewer than three seeds)" if min(len(ours), len(theirs)) < 3 else ""
-    return f"difference of the means {difference:+.0f}, standard error {noise:.0f}: {found}{few}."
-
-
-def race_text(entries: list[Entry]) -> str:
-    rows, means = [], {}
-    for (env, name), runs in groups(entries).items():
-        reached = [next((step for step, mean, _ in run["curve"] if mean >= run["target"]), None) for run in runs]
-        done = [step for step in reached if step is not None]
-        means[name.partition(" ")[0]] = statistics.fmean(done) if len(done) == len(runs) else None
-        listed = ", ".join("not reached" if step is None else f"{step:,}" for step in reached)
-        mean = f"{statistics.fmean(done):,.0f}" if len(done) == len(runs) else "–"
-        rows.append([name, env, f"`{runs[0]['config']}`", runs[0]["updates_per_step"], f"{runs[0]['target']:g}",
-                     " ".join(str(r["seed"]) for r in runs), listed, mean])  # fmt: skip
-    header = ["", "environment", "config", "updates per step", "target", "seeds", "steps until reached", "mean"]
-    text = table(header, rows)
-    ours, sac = means.get("RLPD"), means.get("SAC")
-    if ours is not None and sac is not None:
-        text += f"\n\nRLPD needs {ours / sac:.2f} of SAC's steps."
-    return text
 
 
 def by_seed(entries: Iterable[Entry]) -> list[Entry]:
@@ -121,51 +68,6 @@ def bare_text(entries: list[Entry]) -> str:
     return f"{note}\n\n{table(header, rows)}"
 
 
-def contender(entry: Entry) -> str:
-    name = get_algorithm_spec(entry["algo"]).learner.__name__.replace("TD3BC", "TD3+BC")
-    name = ", ".join([name, *algorithm_changes(entry["overrides"])])
-    library = PEER_NAMES.get(entry["library"])
-    return f"{library} {name}" if library else name
-
-
-def file_text(name: str, entries: list[Entry]) -> str:
-    """One file: a row per algorithm, then what the table says."""
-    runs_of: dict[str, list[Entry]] = {}
-    for entry in sorted(entries, key=lambda e: (e["library"], e["algo"], e["seed"])):
-        runs_of.setdefault(contender(entry), []).append(entry)
-    env = entries[0]["env"]
-    own = entries[0]["data_return"]
-    clone = statistics.fmean(finals(runs_of["BC"])) if "BC" in runs_of else None
-
-    def score(value: float) -> str:
-        found = normalized_score(env, value)
-        return "–" if found is None else f"{found:.1f}"
-
-    data = f"the data itself, {entries[0]['data_episodes']} episodes"
-    rows = [[data, "–", "–", "–", "–", f"{own:.0f}", score(own), "–"]]
-    for label, runs in runs_of.items():
-        values = finals(runs)
-        mean = statistics.fmean(values)
-        compared = "–"
-        if clone is not None and label != "BC":
-            few = ", one seed each" if len(values) == len(runs_of["BC"]) == 1 else ""
-            compared = ("above BC" if mean > clone else "not above BC") + few
-        settings = " ".join([f"`{runs[0]['config']}`", *runs[0]["overrides"]])
-        updates, seeds = min(r["updates"] for r in runs), " ".join(str(r["seed"]) for r in runs)
-        rows.append([label, settings, f"{updates:,}", seeds, report.returns(values), report.spread(values),
-                     score(mean), compared])  # fmt: skip
-    header = ["", "settings", "updates", "seeds", "returns", "mean ± std", "normalised", ""]
-    parts = [f"### {name} ({env}), {entries[0]['total_timesteps']:,} updates\n", table(header, rows)]
-    for label, runs in runs_of.items():
-        for library in PEER_NAMES.values():
-            peer = runs_of.get(f"{library} {label}")
-            if peer:
-                parts.append(f"\n{label} compared with {library}: {comparison(finals(runs), finals(peer))}")
-    if normalized_score(env, 0.0) is not None:
-        parts.append(f"\nScores are {NOT_COMPARABLE}.")
-    return "\n".join(parts)
-
-
 def file_rows(runs: list[Entry]) -> Iterator[list[str]]:
     """One file: the data, then a row per algorithm and library."""
     first = runs[0]
@@ -203,36 +105,13 @@ def discrete_text(entries: list[Entry]) -> str:
     return "\n\n".join(texts)
 
 
-def offline_text(entries: list[Entry]) -> str:
-    tables = sorted({(e["file"], e["total_timesteps"]) for e in entries})
-    texts = [file_text(f, [e for e in entries if (e["file"], e["total_timesteps"]) == (f, n)]) for f, n in tables]
-    note = (
-        f"The last checkpoint is evaluated on the same {entries[0]['episodes']} episodes for every run. A study "
-        "may use a longer data file of the same name."
-    )
-    peers = report.checkouts_said(e for e in entries if "how" in e)
-    return "\n\n".join([note, *texts, *(line.strip() for line in peers)])
-
-
-# By the kind of an entry: the section, its heading, the studies that measure the same, and what writes it.
+# By the kind of an entry: the section, its heading, the programs that measure the same, and what writes it.
 WRITERS = {
     "defaults": ("learning-defaults", "Bare classes", "the study `bare-classes`", bare_text),
-    "race": (
-        "learning-prior-data",
-        "Steps until solved, with and without prior data",
-        "the study `pendulum-prior`",
-        race_text,
-    ),
-    "offline": (
-        "offline",
-        "Offline algorithms",
-        "the studies `pendulum-replay` and `offline-medium`, and by `benchmarks.peers.learn`",
-        offline_text,
-    ),
     "discrete": (
         "discrete",
         "Discrete actions",
-        "the studies `discrete-cartpole` and `discrete-lunarlander`, and by `benchmarks.peers.learn`",
+        "the studies `discrete-cartpole` and `discrete-lunarlander`, and `benchmarks.peers.learn`",
         discrete_text,
     ),
 }

@@ -16,7 +16,7 @@ def peers_of(run: Run) -> dict[tuple[str, str], list[Entry]]:
     """Runs of other libraries in the same environment on data of the same fingerprint."""
     found: dict[tuple[str, str], list[Entry]] = {}
     data = run.dataset.get("fingerprint") if is_offline(run) else None
-    for program in ("learning", "offline", "peers"):
+    for program in ("learning", "peers"):
         for entry in Results(program).load().values():
             library = _PEERS.get(entry.get("library", ""))
             same_data = entry.get("fingerprint") == data and (bool(data) or "file" not in entry)
