@@ -16,10 +16,10 @@ _MOST_NAMED = 4
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts about the runs of a method on a task that count; different values are listed."""
+    """Facts about the runs of a method on a task that count, as columns of a table; different values are listed."""
 
-    method: str
     task: str
+    method: str
     seeds: str
     differs: str  # settings that differ from the base of the algorithm
     budget: str
@@ -49,17 +49,17 @@ def facts_of(groups: Groups) -> list[Facts]:
         for method in groups.methods:
             runs = groups.cell(method, task).runs
             if runs:
-                found.append(_facts(method, task, runs, known[groups.algos[method]]))
+                found.append(_facts(task, method, runs, known[groups.algos[method]]))
     return found
 
 
-def _facts(method: str, task: str, runs: Sequence[Run], base: dict[str, Any]) -> Facts:
+def _facts(task: str, method: str, runs: Sequence[Run], base: dict[str, Any]) -> Facts:
     settings = {id(run.settings): run.settings for run in runs}.values()
     seconds = [run.seconds for run in runs if run.seconds]
     rates = [rate for run in runs if (rate := _rate(run)) is not None]
     return Facts(
-        method,
         task,
+        method,
         seeds=ranges([run.seed for run in runs if run.seed is not None]),
         differs=_several(described(differences(one, base)) for one in settings),
         budget=_several(_count(run.settings.get("total_timesteps")) for run in runs),

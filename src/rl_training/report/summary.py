@@ -171,12 +171,18 @@ class Summary:
     @cached_property
     def scores(self) -> dict[str, dict[str, Floats]]:
         """Scores by method and task, of methods with results on every task; empty for a single task."""
-        return _scores(self.groups, self.results, self.scales)
+        scales = {task: scale for task in self.groups.tasks if (scale := self.scales[task]) is not None}
+        return {
+            method: {task: scale.score(self.results[method, task].values) for task, scale in scales.items()}
+            for method in self.methods
+            if len(scales) > 1 and all((method, task) in self.results for task in scales)
+        }
 
     @cached_property
     def taus(self) -> Floats:
         """Scores at which the profiles are computed."""
-        return _taus(self.scores)
+        values = [value for found in self.scores.values() for sample in found.values() for value in sample]
+        return np.linspace(min(0.0, *values), max(1.0, *values), 101) if values else np.linspace(0.0, 1.0, 101)
 
     @cached_property
     def overall(self) -> dict[str, Overall]:
@@ -189,7 +195,16 @@ class Summary:
     @cached_property
     def pairs(self) -> tuple[Pair, ...]:
         """All pairs of methods shown, over all tasks and on each task."""
-        return tuple(_pairs(self.shown, self.results, self.scores))
+        found = []
+        for task, methods in self.shown.items():
+            for first, second in itertools.combinations(methods, 2):
+                if task is None:
+                    ours, theirs = (list(self.scores[method].values()) for method in (first, second))
+                    found.append(_pair(first, second, None, ours, theirs))
+                elif (first, task) in self.results and (second, task) in self.results:
+                    one, other = (self.results[method, task].values for method in (first, second))
+                    found.append(_pair(first, second, task, [one], [other]))
+        return tuple(found)
 
     @cached_property
     def effects(self) -> tuple[Effect, ...]:
@@ -280,27 +295,6 @@ def _scale(task: str, groups: Groups, results: Results, options: Options) -> Sca
     return scale_of(task, groups.env_ids[task], found, options.normalize, options.references)
 
 
-def _scores(groups: Groups, results: Results, scales: Mapping[str, Scale | None]) -> dict[str, dict[str, Floats]]:
-    """Scores of methods with results on every task that has a scale; empty for a single task."""
-    tasks = [task for task in groups.tasks if scales[task] is not None]
-    found: dict[str, dict[str, Floats]] = {}
-    for method in groups.methods if len(tasks) > 1 else ():
-        if all((method, task) in results for task in tasks):
-            scaled = {task: scales[task] for task in tasks}
-            found[method] = {
-                task: scale.score(results[method, task].values)
-                for task, scale in scaled.items()
-                if scale is not None
-            }
-    return found
-
-
-def _taus(scores: Mapping[str, Mapping[str, Floats]]) -> Floats:
-    values = [value for found in scores.values() for sample in found.values() for value in sample]
-    low, high = (min(0.0, *values), max(1.0, *values)) if values else (0.0, 1.0)
-    return np.linspace(low, high, 101)
-
-
 def _overall(method: str, samples: Samples, taus: Floats | None) -> Overall:
     return Overall(
         method,
@@ -316,21 +310,6 @@ def _best(methods: Sequence[str], values: Mapping[str, float]) -> tuple[str, ...
     """The methods with a value, at most the best `MOST_SHOWN`, in the order of `methods`."""
     best = sorted(values, key=lambda method: -values[method])[:MOST_SHOWN]
     return tuple(method for method in methods if method in best)
-
-
-def _pairs(
-    shown: Mapping[str | None, Sequence[str]], results: Results, scores: Mapping[str, Mapping[str, Floats]]
-) -> list[Pair]:
-    found = []
-    for task, methods in shown.items():
-        for first, second in itertools.combinations(methods, 2):
-            if task is None:
-                samples = [list(scores[method].values()) for method in (first, second)]
-                found.append(_pair(first, second, None, *samples))
-            elif (first, task) in results and (second, task) in results:
-                ours, theirs = results[first, task].values, results[second, task].values
-                found.append(_pair(first, second, task, [ours], [theirs]))
-    return found
 
 
 def _pair(first: str, second: str, task: str | None, ours: list[Floats], theirs: list[Floats]) -> Pair:

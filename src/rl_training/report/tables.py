@@ -6,8 +6,8 @@ import csv
 import io
 import math
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from rl_training.display.text import number
@@ -142,42 +142,31 @@ def words_of(metric: str) -> str:
     return next((known.words for known in METRICS if known.tag and known.tag == tag_of(metric)), metric)
 
 
+def _table(name: str, title: str, rows: Sequence[Mapping[str, Cell]]) -> Table:
+    """A table from rows by column; without rows it has no columns."""
+    columns = tuple(rows[0]) if rows else ()
+    return Table(name, title, columns, tuple(tuple(row.values()) for row in rows))
+
+
 def _by_task(summary: Summary) -> Table:
-    columns = (
-        "task",
-        "method",
-        "seeds",
-        "mean ± std",
-        "IQM, last",
-        "IQM, best",
-        "threshold",
-        "reached by",
-        "steps to it",
-    )
-    rows = [
-        _row(summary.results[method, task])
-        for task in summary.tasks
-        for method in summary.methods
-        if (method, task) in summary.results
-    ]
-    return Table("tasks", f"By task: {words_of(summary.reading.metric)}", columns, tuple(rows))
+    found = [summary.results.get((method, task)) for task in summary.tasks for method in summary.methods]
+    rows = [_row(result) for result in found if result is not None]
+    return _table("tasks", f"By task: {words_of(summary.reading.metric)}", rows)
 
 
-def _row(result: Result) -> tuple[Cell, ...]:
-    std = "one seed" if result.std is None else f"± {number(result.std)}"
-    reached = f"{result.reached}/{result.seeds}" if result.threshold is not None else None
-    spread = f"{number(result.mean)} {std}" if result.std is not None else f"{number(result.mean)} ({std})"
-    return (
-        result.task,
-        result.method,
-        result.seeds,
-        spread,
-        result.last,
-        result.best,
-        result.threshold,
-        reached,
-        result.steps_to,
-    )
+def _row(result: Result) -> dict[str, Cell]:
+    spread = "(one seed)" if result.std is None else f"± {number(result.std)}"
+    return {
+        "task": result.task,
+        "method": result.method,
+        "seeds": result.seeds,
+        "mean ± std": f"{number(result.mean)} {spread}",
+        "IQM, last": result.last,
+        "IQM, best": result.best,
+        "threshold": result.threshold,
+        "reached by": None if result.threshold is None else f"{result.reached}/{result.seeds}",
+        "steps to it": result.steps_to,
+    }
 
 
 def _overall(summary: Summary) -> Table:
@@ -196,21 +185,20 @@ def verdict(pair: Pair) -> str:
 
 
 def _pairs(summary: Summary) -> Table:
-    columns = ("task", "first", "second", "difference of IQM", "P(first > second)", "detectable", "verdict")
     order: dict[str | None, int] = {task: i for i, task in enumerate((None, *summary.tasks))}
-    rows = [
-        (
-            pair.task or "all (scores)",
-            pair.first,
-            pair.second,
-            pair.difference,
-            pair.probability,
-            pair.detectable,
-            verdict(pair),
-        )
+    rows: list[dict[str, Cell]] = [
+        {
+            "task": pair.task or "all (scores)",
+            "first": pair.first,
+            "second": pair.second,
+            "difference of IQM": pair.difference,
+            "P(first > second)": pair.probability,
+            "detectable": pair.detectable,
+            "verdict": verdict(pair),
+        }
         for pair in sorted(summary.pairs, key=lambda pair: order.get(pair.task, 0))
     ]
-    return Table("differences", "Differences between methods", columns, tuple(rows))
+    return _table("differences", "Differences between methods", rows)
 
 
 def _facts(summary: Summary) -> Table:
@@ -228,24 +216,8 @@ def _facts(summary: Summary) -> Table:
         "updates/s",
         "trained together",
     )
-    rows = [
-        (
-            one.task,
-            one.method,
-            one.seeds,
-            one.differs,
-            one.budget,
-            one.episodes,
-            one.data,
-            one.versions,
-            one.device,
-            one.seconds,
-            one.updates_per_second,
-            one.together,
-        )
-        for one in facts_of(summary.groups)
-    ]
-    return Table("compared", "What was compared", columns, tuple(rows))
+    rows = tuple(astuple(one) for one in facts_of(summary.groups))
+    return Table("compared", "What was compared", columns, rows)
 
 
 def _runs(summary: Summary) -> Table:
