@@ -52,7 +52,7 @@ def chooser(policies: dict[str, Policy], data: TransitionDataset, updates: int =
     spaces, config = data.spaces, TrainConfig(algo="bc", env_id="X", total_timesteps=1)
     found = [Candidate(name, Path(name), one, spaces, config) for name, one in policies.items()]
     settings = {"gamma": 0.9, "learning_rate": 3e-3, "tau": 0.2} | changes
-    return Chooser(found, data, data, make_plan(updates, 64, 0, False, "auto", NETWORK, settings), 4, CPU)
+    return Chooser(found, data, data, make_plan(updates, 64, network=NETWORK, **settings), 4, CPU)
 
 
 def test_an_optimist_is_never_chosen() -> None:

@@ -17,7 +17,6 @@ from typing import Literal
 import gymnasium as gym
 import torch
 
-from rl_training.data.transitions import RowLayout
 from rl_training.environments.filming import NO_BACKEND, drawing_backend, has_display
 from rl_training.environments.mujoco_batch import batch_class, supports
 from rl_training.errors import MissingDependencyError
@@ -25,7 +24,6 @@ from rl_training.experiment.files import package_version, write_durably
 from rl_training.memory import available_cores, available_memory, busy_note, human_bytes
 from rl_training.ogbench import PREFIX, registered_id
 from rl_training.platforms import lock
-from rl_training.spaces import SpaceSpec
 
 State = Literal["ok", "note", "broken"]
 
@@ -45,11 +43,6 @@ _EXTRAS = {
 }
 _COMPILERS = ("cc", "gcc", "clang", "c++", "g++")
 _LITTLE_DISK = 2**30
-_CAPACITY = 1_000_000
-_BUFFERS = {
-    "Pendulum": SpaceSpec(3, (-2.0,), (2.0,)),
-    "HalfCheetah": SpaceSpec(17, (-1.0,) * 6, (1.0,) * 6),
-}
 
 
 @dataclass(frozen=True)
@@ -72,7 +65,7 @@ def examine(output_dir: Path = Path("runs")) -> list[Finding]:
         *ogbench(),
         rendering(),
         compiler(),
-        *memory(),
+        Finding("ok", "memory", f"{human_bytes(available_memory())} available"),
         *disk(output_dir),
         *extras(),
     ]
@@ -200,19 +193,6 @@ def compiler() -> Finding:
     if found is None:
         return Finding("note", "compiler", "none: acceleration: compile runs without compiling; install gcc")
     return Finding("ok", "compiler", f"{found}, for acceleration: compile")
-
-
-def memory() -> Iterator[Finding]:
-    """Available memory, and the size of typical replay buffers."""
-    free = available_memory()
-    yield Finding("ok", "memory", f"{human_bytes(free)} available")
-    for name, spaces in _BUFFERS.items():
-        needed = 4 * RowLayout.of(spaces).width * _CAPACITY
-        text = f"{human_bytes(needed)} for {_CAPACITY:,} transitions of {name}"
-        if needed > 0.9 * free:
-            yield Finding("note", "replay buffer", f"{text}: does not fit; lower buffer_capacity")
-        else:
-            yield Finding("ok", "replay buffer", text)
 
 
 def disk(output_dir: Path) -> Iterator[Finding]:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import codecs
 import contextlib
 import json
-import math
 import os
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from rl_training.display.text import plain_data
 from rl_training.errors import escaped
 from rl_training.errors import one_line as one_line  # also importable from here
 
@@ -137,15 +137,7 @@ def show_table(rows: Sequence[Sequence[str]], header: Sequence[str] = (), *, fol
 
 def show_json(value: Any) -> None:
     """Print one JSON document on standard output; NaN and infinity become null."""
-    print(json.dumps(_finite(value), indent=1, ensure_ascii=False))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    print(json.dumps(plain_data(value), indent=1, ensure_ascii=False))
 
 
 def note(text: str) -> None:

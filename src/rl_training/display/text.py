@@ -1,11 +1,31 @@
-"""Numbers and durations as text."""
+"""Numbers and durations as text, and objects as JSON-serialisable data."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import PurePath
 from typing import Any
 
 _AGES = ((86_400 * 2, 86_400, "d"), (3_600 * 2, 3_600, "h"), (60 * 2, 60, "min"), (0, 1, "s"))
+
+
+def plain_data(value: Any) -> Any:
+    """Dataclasses, named tuples, arrays and paths as JSON-serialisable data; NaN and infinity become None."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain_data(getattr(value, field.name)) for field in fields(value)}
+    if hasattr(value, "_asdict"):
+        return plain_data(value._asdict())
+    if isinstance(value, Mapping):
+        return {str(key): plain_data(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_data(item) for item in value]
+    if hasattr(value, "tolist"):
+        return plain_data(value.tolist())
+    if isinstance(value, PurePath):
+        return str(value)
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def number(value: Any, like: float = 0.0) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -28,6 +28,7 @@ from rl_training.algorithms.discrete_bc import DiscreteBC
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.episodes import Episodes, hold_out, resamples
 from rl_training.data.sources import TensorSource
+from rl_training.display.text import plain_data
 from rl_training.environments.playing import Evaluator
 from rl_training.errors import ConfigError
 from rl_training.experience.fqe_data import estimated_returns
@@ -35,12 +36,12 @@ from rl_training.models.mlp import NetworkConfig
 from rl_training.models.policies import Policy
 from rl_training.off_policy_evaluation import defaults
 from rl_training.off_policy_evaluation.evaluation import OPEResult, PolicyEstimate, evaluate, interval, make_plan
-from rl_training.off_policy_evaluation.fitting import BATCH_SIZE, Plan, Watch, fit, report_part
+from rl_training.off_policy_evaluation.fitting import Plan, Watch, fit, report_part
 from rl_training.off_policy_evaluation.policies import Candidate, Data, Place, candidates, load_data
 from rl_training.off_policy_evaluation.support import Support
 from rl_training.runs.building import choose_device, prepare_process
 from rl_training.seeding import EVALUATION_SEED, learner_seeds, resampling
-from rl_training.updates.updater import Acceleration, Updater, accelerate
+from rl_training.updates.updater import Updater, accelerate
 
 Floats = NDArray[np.float64]
 By = Literal["fqe", "return"]
@@ -122,15 +123,8 @@ class Selection:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the selection as JSON-serialisable data."""
-        found = asdict(replace(self, judgement=None)) | {"abstained": self.abstained}
-        for one in found["candidates"]:
-            one["checkpoint"] = str(one["checkpoint"])
-            one["estimate"] = one["estimate"] and one["estimate"]._asdict()
-        for name in ("data", "clone"):
-            found[name] = found[name] and found[name]._asdict()
-        checkpoint = None if self.checkpoint is None else str(self.checkpoint)
         judgement = None if self.judgement is None else self.judgement.to_dict()
-        return found | {"checkpoint": checkpoint, "judgement": judgement}
+        return {**plain_data(self), "abstained": self.abstained, "judgement": judgement}
 
 
 def choose(
@@ -140,29 +134,22 @@ def choose(
     anyway: bool = False,
     episodes: int | None = None,
     bootstraps: int = defaults.CRITICS,
-    updates: int = defaults.SELECTION_UPDATES,
-    batch_size: int = BATCH_SIZE,
     validation_fraction: float = defaults.VALIDATION_FRACTION,
-    stochastic: bool = False,
-    seed: int = defaults.SEED,
     device: str = defaults.DEVICE,
-    acceleration: Acceleration = "auto",
-    network: NetworkConfig | None = None,
     allow_import: bool = False,
     watch: Watch = lambda done: None,
     warn: Callable[[str], None] = warnings.warn,
-    **hyperparameters: Any,
+    **options: Any,
 ) -> Selection:
     """Choose one of the policies in `places` (run folders or checkpoints by name) by logged data, or abstain.
 
     `anyway` chooses despite reasons to abstain: the largest lower bound of the eligible, or else the candidate
     nearest to the data. `episodes` is the number of episodes to play in the environment of the runs instead of
     fitting FQE; `dataset` may then be None. `bootstraps` is the number of critics, and of bootstraps of the
-    episodes. Other arguments as in `ope`; the discount is 0.995 by default.
+    episodes. Other arguments as in `ope`, with 20,000 updates and a discount of 0.995 by default.
     """
     started = time.monotonic()
-    settings = {"gamma": defaults.SELECTION_GAMMA} | hyperparameters
-    plan = make_plan(updates, batch_size, seed, stochastic, acceleration, network, settings)
+    plan = make_plan(**{"updates": defaults.SELECTION_UPDATES, "gamma": defaults.SELECTION_GAMMA} | options)
     if bootstraps < 2:
         raise ConfigError(f"bootstraps must be >= 2, got {bootstraps}: a selection needs intervals")
     home = choose_device(device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any, Literal, get_args
@@ -18,6 +18,7 @@ from rl_training.algorithms.fqe import FQEConfig
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.episodes import Episodes, Resample, hold_out, resamples
 from rl_training.data.probabilities import checked_probabilities, read_probabilities, require_discrete
+from rl_training.display.text import plain_data
 from rl_training.errors import ConfigError, nearest
 from rl_training.experience.fqe_data import action_distance, acts
 from rl_training.models.mlp import NetworkConfig
@@ -106,10 +107,7 @@ class OPEResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON-serialisable data."""
-        found = asdict(self)
-        for one in found["policies"]:
-            one["checkpoint"] = str(one["checkpoint"])
-        return found | {"caveat": CAVEAT}
+        return {**plain_data(self), "caveat": CAVEAT}
 
 
 def ope(
@@ -145,7 +143,7 @@ def ope(
     what the runs have recorded as `module:Name`. `watch` is called with the share of the work that is done. The
     result is reproducible on the same machine.
     """
-    plan = make_plan(updates, batch_size, seed, stochastic, acceleration, network, hyperparameters)
+    plan = make_plan(updates, batch_size, seed, stochastic, acceleration, network, **hyperparameters)
     _require(method, bootstraps, validation_fraction)
     home = choose_device(device)
     prepare_process(home)
@@ -158,12 +156,12 @@ def ope(
 
 def make_plan(
     updates: int,
-    batch_size: int,
-    seed: int,
-    stochastic: bool,
-    acceleration: Acceleration,
-    network: NetworkConfig | None,
-    hyperparameters: dict[str, Any],
+    batch_size: int = BATCH_SIZE,
+    seed: int = defaults.SEED,
+    stochastic: bool = False,
+    acceleration: Acceleration = "auto",
+    network: NetworkConfig | None = None,
+    **hyperparameters: Any,
 ) -> Plan:
     """Validate the settings of FQE."""
     if updates < 10:
@@ -270,12 +268,12 @@ def interval(values: Floats) -> tuple[float | None, float | None]:
     return float(values.mean()) - half, float(values.mean()) + half
 
 
-def students_quantile(freedom: int, confidence: float = CONFIDENCE) -> float:
+def students_quantile(freedom: int) -> float:
     """Two-sided quantile of Student's t distribution, by its expansion around the normal distribution.
 
     Exact for one and two degrees of freedom, within 1 % from three on.
     """
-    tail = (1.0 + confidence) / 2.0
+    tail = (1.0 + CONFIDENCE) / 2.0
     if freedom == 1:
         return math.tan(math.pi * (tail - 0.5))
     if freedom == 2:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.experiment.files import MAX_JSON_BYTES
@@ -349,17 +349,13 @@ def printable(value: Any) -> Any:
     return [printable(item) for item in value] if isinstance(value, list) else value
 
 
-@overload
-def finite(value: Any) -> float | None: ...
-@overload
-def finite(value: Any, otherwise: float) -> float: ...
-def finite(value: Any, otherwise: float | None = None) -> float | None:
-    """A number read from a file as a float, or `otherwise` if it is not a finite number."""
+def finite(value: Any) -> float | None:
+    """A number read from a file as a float, or None if it is not a finite number."""
     try:
         found = float(value) if isinstance(value, int | float) else math.nan
     except OverflowError:
-        return otherwise
-    return found if math.isfinite(found) else otherwise
+        return None
+    return found if math.isfinite(found) else None
 
 
 def _inode(path: Path) -> tuple[int, int]:

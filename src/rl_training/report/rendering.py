@@ -25,30 +25,30 @@ _STYLE = re.compile(r"<style.*?</style>\s*", re.S)  # it would apply to the whol
 _REFERENCE = re.compile(r"#([\w-]+)")
 
 
-def rendered(figure: Figure, kind: str = "svg", name: str = "", *, dpi: float = 200) -> bytes:
+def rendered(figure: Figure, kind: str = "svg", name: str = "") -> bytes:
     """Render a figure without the lines of single seeds."""
     seeds = [line for axes in figure.axes for line in axes.lines if str(line.get_gid()).startswith(SEED)]
     for line in seeds:
         line.set_visible(False)
     try:
-        return _saved(figure, kind, name, dpi)
+        return _saved(figure, kind, name)
     finally:
         for line in seeds:
             line.set_visible(True)
 
 
-def _saved(figure: Figure, kind: str, name: str, dpi: float) -> bytes:
+def _saved(figure: Figure, kind: str, name: str) -> bytes:
     out = io.BytesIO()
     with style(name), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # SVG viewers use their own fonts
         background = "white" if kind == "png" else "none"
-        figure.savefig(out, format=kind, metadata=_METADATA[kind], dpi=dpi, facecolor=background)
+        figure.savefig(out, format=kind, metadata=_METADATA[kind], dpi=200, facecolor=background)
     return out.getvalue()
 
 
 def svg_with_seeds(figure: Figure, name: str) -> str:
     """Render a figure as SVG, including the lines of single seeds."""
-    return _saved(figure, "svg", name, 72).decode()
+    return _saved(figure, "svg", name).decode()
 
 
 def without_seeds(svg: str) -> str:
@@ -74,7 +74,7 @@ def save_figure(figure: Figure, path: Path, *, seeds: bool = False) -> None:
     kind = path.suffix.lower().removeprefix(".")
     if kind not in FORMATS:
         raise ConfigError(f"{path}: a figure is an .svg, .pdf or .png file")
-    data = _saved(figure, kind, path.stem, 200) if seeds else rendered(figure, kind, path.stem)
+    data = _saved(figure, kind, path.stem) if seeds else rendered(figure, kind, path.stem)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict
 from functools import cached_property
 from html import escape
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from matplotlib.figure import Figure
 
+from rl_training.display.text import plain_data
 from rl_training.errors import ConfigError, nearest
 from rl_training.experiment.files import package_version, replace_atomically
 from rl_training.experiment.metric_names import METRICS, tag_of
@@ -22,7 +21,7 @@ from rl_training.report.curves import Axis
 from rl_training.report.external import with_external
 from rl_training.report.facts import bases, facts_of
 from rl_training.report.grouping import Score, Selection, checked_by
-from rl_training.report.page import Picture, pictures, render
+from rl_training.report.page import pictures, render
 from rl_training.report.reading import RETURN, Reading, read_runs
 from rl_training.report.summary import Options, Summary, summarise
 from rl_training.report.tables import Table, tables
@@ -61,7 +60,37 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Return every number of the report as JSON-serialisable data."""
-        return _to_dict(self.summary, self.title)
+        summary, groups = self.summary, self.summary.groups
+        record = {
+            "kind": "rl_training.report",
+            "schema": SCHEMA,
+            "rl_training": package_version(),
+            "title": self.title,
+            "metric": summary.reading.metric,
+            "options": summary.options,
+            "methods": {
+                method: {"algo": groups.algos[method], "changes": groups.changes[method]}
+                for method in groups.methods
+            },
+            "tasks": {
+                task: {"env_id": groups.env_ids[task], "scale": summary.scales[task]} for task in groups.tasks
+            },
+            "bases": bases(groups),
+            "compared": facts_of(groups),
+            "runs": summary.runs,
+            "results": list(summary.results.values()),
+            "overall": list(summary.overall.values()),
+            "taus": summary.taus,
+            "pairs": [{**asdict(pair), "better": pair.better} for pair in summary.pairs],
+            "curves": [
+                {"axis": axis, "task": task, "method": method, **asdict(band)}
+                for (axis, task, method), band in summary.bands.items()
+            ],
+            "effects": summary.effects,
+            "troubles": summary.troubles,
+        }
+        found: dict[str, Any] = plain_data(record)
+        return found
 
     @cached_property
     def tables(self) -> dict[str, Table]:
@@ -71,7 +100,10 @@ class Report:
     @cached_property
     def figures(self) -> dict[str, Figure]:
         """The matplotlib figures of the page by name."""
-        return {picture.name: picture.figure for picture in _all(self.summary)}
+        found = pictures(self.summary)
+        curves = [picture for several in found.curves.values() for picture in several]
+        shown = [*found.overall, *found.improvement, *found.tasks, *curves, *found.settings]
+        return {picture.name: picture.figure for picture in shown}
 
     def curves(self, axis: Axis = "steps", *, seeds: bool = False) -> Figure:
         """Plot learning curves, a panel per task."""
@@ -130,53 +162,3 @@ def _check_metric(reading: Reading) -> None:
 def _title(places: Iterable[str | Path]) -> str:
     names = [Path(place).resolve().stem for place in places]
     return ", ".join(names[:_MOST_NAMED]) + (" and more" if len(names) > _MOST_NAMED else "")
-
-
-def _all(summary: Summary) -> list[Picture]:
-    found = pictures(summary)
-    curves = [picture for several in found.curves.values() for picture in several]
-    return [*found.overall, *found.improvement, *found.tasks, *curves, *found.settings]
-
-
-def _to_dict(summary: Summary, title: str) -> dict[str, Any]:
-    groups = summary.groups
-    record = {
-        "kind": "rl_training.report",
-        "schema": SCHEMA,
-        "rl_training": package_version(),
-        "title": title,
-        "metric": summary.reading.metric,
-        "options": summary.options,
-        "methods": {
-            method: {"algo": groups.algos[method], "changes": groups.changes[method]} for method in groups.methods
-        },
-        "tasks": {task: {"env_id": groups.env_ids[task], "scale": summary.scales[task]} for task in groups.tasks},
-        "bases": bases(groups),
-        "compared": facts_of(groups),
-        "runs": summary.runs,
-        "results": list(summary.results.values()),
-        "overall": list(summary.overall.values()),
-        "taus": summary.taus,
-        "pairs": [{**asdict(pair), "better": pair.better} for pair in summary.pairs],
-        "curves": [
-            {"axis": axis, "task": task, "method": method, **asdict(band)}
-            for (axis, task, method), band in summary.bands.items()
-        ],
-        "effects": summary.effects,
-        "troubles": summary.troubles,
-    }
-    found: dict[str, Any] = _plain(record)
-    return found
-
-
-def _plain(value: Any) -> Any:
-    """Convert to JSON-serialisable data; NaN and infinity become null."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {name: _plain(item) for name, item in asdict(value).items()}
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, np.ndarray | np.generic):
-        return _plain(value.tolist())
-    return None if isinstance(value, float) and not math.isfinite(value) else value

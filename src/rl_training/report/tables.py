@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
-from rl_training.display.text import number
+from rl_training.display.text import number, plain_data
 from rl_training.experiment.metric_names import METRICS, tag_of
 from rl_training.report.facts import facts_of
 from rl_training.report.statistics import Estimate
@@ -56,9 +55,9 @@ class Table:
             for column, cell in zip(self.columns, row):
                 if isinstance(cell, Estimate):
                     ends = {"": cell.value, " low": cell.low, " high": cell.high}
-                    record |= {column + end: _plain(value) for end, value in ends.items()}
+                    record |= {column + end: plain_data(value) for end, value in ends.items()}
                 else:
-                    record[column] = _plain(cell)
+                    record[column] = plain_data(cell)
             found.append(record)
         return found
 
@@ -116,12 +115,6 @@ def text_of(cell: Cell) -> str:
         value, low, high = (number(x, like=abs(cell.value)) for x in (cell.value, cell.low, cell.high))
         return f"{value} [{low}, {high}]"
     return cell if isinstance(cell, str) else number(cell)
-
-
-def _plain(value: Any) -> Any:
-    if value is None or isinstance(value, str | bool | int):
-        return value
-    return float(value) if math.isfinite(value) else None
 
 
 def _safe(value: Any) -> Any:
