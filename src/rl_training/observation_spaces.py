@@ -6,7 +6,8 @@ environment.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -86,7 +87,7 @@ class Flattening:
             _require_fit(self.description, value, "")
         except ValueError as error:
             raise error if isinstance(error, Misfit) else Misfit(str(error)) from None
-        return _restored(self.description, value)
+        return _mapped(self.description, value, np.asarray)
 
     def unstacked(self, obs: Any) -> list[Any] | None:
         """The observations in a dictionary of batches, as vector environments return it; None for other values."""
@@ -95,7 +96,8 @@ class Flattening:
         sizes = _batch_sizes(self.description, obs)
         if len(sizes) != 1 or None in sizes:
             return None
-        return [_row(self.description, obs, i) for i in range(sizes.pop() or 0)] or None
+        arrays = _mapped(self.description, obs, np.asarray)
+        return [_mapped(self.description, arrays, itemgetter(i)) for i in range(sizes.pop() or 0)] or None
 
     def is_original(self, obs: Any) -> bool:
         """Whether `obs` is one observation in the environment's own form rather than a flat vector or a batch."""
@@ -146,12 +148,13 @@ def _space(description: Description, depth: int) -> gym.Space[Any]:
     raise ValueError(f"unknown kind {kind!r}")
 
 
-def _restored(description: Description, value: Any) -> Any:
+def _mapped(description: Description, obs: Any, leaf: Callable[[Any], Any]) -> Any:
+    """`obs` with `leaf` applied to each part that is neither a dictionary nor a tuple."""
     if description["kind"] == "Dict":
-        return {key: _restored(part, value[key]) for key, part in description["spaces"]}
+        return {key: _mapped(part, obs[key], leaf) for key, part in description["spaces"]}
     if description["kind"] == "Tuple":
-        return tuple(_restored(part, one) for part, one in zip(description["spaces"], value, strict=True))
-    return np.asarray(value)
+        return tuple(_mapped(part, one, leaf) for part, one in zip(description["spaces"], obs, strict=True))
+    return leaf(obs)
 
 
 def _require_fit(description: Description, obs: Any, place: str) -> None:
@@ -205,15 +208,6 @@ def _batch_sizes(description: Description, obs: Any) -> set[int | None]:
     except ValueError:
         return {None}
     return {shape[0] if shape and shape[1:] == _shape(description) else None}
-
-
-def _row(description: Description, obs: Any, i: int) -> Any:
-    """Observation `i` of a batch."""
-    if description["kind"] == "Dict":
-        return {key: _row(part, obs[key], i) for key, part in description["spaces"]}
-    if description["kind"] == "Tuple":
-        return tuple(_row(part, one, i) for part, one in zip(description["spaces"], obs, strict=True))
-    return np.asarray(obs)[i]
 
 
 def _form(obs: Any) -> str:

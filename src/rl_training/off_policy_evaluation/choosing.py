@@ -35,7 +35,7 @@ from rl_training.experience.fqe_data import estimated_returns
 from rl_training.models.mlp import NetworkConfig
 from rl_training.models.policies import Policy
 from rl_training.off_policy_evaluation import defaults
-from rl_training.off_policy_evaluation.evaluation import OPEResult, PolicyEstimate, evaluate, interval, make_plan
+from rl_training.off_policy_evaluation.evaluation import OPEResult, evaluate, interval, make_plan
 from rl_training.off_policy_evaluation.fitting import Plan, Watch, fit, report_part
 from rl_training.off_policy_evaluation.policies import Candidate, Data, Place, candidates, load_data
 from rl_training.off_policy_evaluation.support import Support
@@ -218,7 +218,7 @@ class Chooser:
         judged = evaluate(
             some, self.data, self.plan, "fqe", self.bootstraps, None, self.home, watch, held_out=self.held_out
         )
-        estimates = {one.name: _estimate(one) for one in judged.policies}
+        estimates = {one.name: Estimate.of(np.array(one.values)) for one in judged.policies}
         reasons += _doubts(list(estimates.values()), data)
         best = max(estimates, key=lambda name: estimates[name].lower_bound)
         chosen = best if anyway or not reasons else None
@@ -299,10 +299,6 @@ def _clone(data: TransitionDataset, plan: Plan, device: torch.device) -> Policy:
     Updater(learner, source, plan.batch_size).run(plan.updates)
     policy: Policy = model.policy
     return policy
-
-
-def _estimate(one: PolicyEstimate) -> Estimate:
-    return Estimate.of(np.array(one.values))
 
 
 def _text(one: Estimate) -> str:

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from rl_training.errors import ConfigError, nearest
 from rl_training.experiment.config import TrainConfig
-from rl_training.report.reading import Reading, Run, Unread
+from rl_training.report.reading import Reading, Run
 from rl_training.study.plan import described, short
 
 By = Literal["settings", "path", "tags"]
@@ -133,7 +133,7 @@ def group(reading: Reading, selection: Selection) -> Groups:
         env_ids.setdefault(task, run.env_id)
         cells.setdefault((method, task), Cell(method, task)).others.append(run)
     check_known("names", selection.names, found)
-    troubles = [_unread(one) for one in reading.unread]
+    troubles = [Trouble(one.place, one.kind, one.reason, "not counted") for one in reading.unread]
     for cell in cells.values():
         troubles += _select_runs(cell, selection)
     return Groups(tuple(changes), tuple(env_ids), cells, changes, algos, env_ids, tuple(troubles))
@@ -270,10 +270,6 @@ def _varying(runs: Iterable[Run], tasks: Mapping[Run, str]) -> dict[str, list[st
 def text_of(value: Any) -> str:
     """A value as text; equal values give equal texts."""
     return json.dumps(value, sort_keys=True, default=str)
-
-
-def _unread(one: Unread) -> Trouble:
-    return Trouble(one.place, one.kind, one.reason, "not counted")
 
 
 def _select_runs(cell: Cell, selection: Selection) -> list[Trouble]:

@@ -240,7 +240,10 @@ def summarise(reading: Reading, options: Options | None = None) -> Summary:
     cells = [cell for cell in groups.cells.values() if cell.runs]
     thresholds = {task: _threshold(task, groups, options) for task in groups.tasks}
     results = {(cell.method, cell.task): _result(cell, thresholds[cell.task], options) for cell in cells}
-    scales = {task: _scale(task, groups, results, options) for task in groups.tasks}
+    scales = {}
+    for task in groups.tasks:
+        found = [result.values for (_, of), result in results.items() if of == task]
+        scales[task] = scale_of(task, groups.env_ids[task], found, options.normalize, options.references)
     return Summary(reading, options, groups, results, scales)
 
 
@@ -285,14 +288,6 @@ def _result(cell: Cell, threshold: float | None, options: Options) -> Result:
         middle if np.isfinite(middle) else None,
         float(np.median([curve.steps[-1] for curve in curves])),
     )
-
-
-Results = Mapping[tuple[str, str], Result]
-
-
-def _scale(task: str, groups: Groups, results: Results, options: Options) -> Scale | None:
-    found = [result.values for (_, of), result in results.items() if of == task]
-    return scale_of(task, groups.env_ids[task], found, options.normalize, options.references)
 
 
 def _overall(method: str, samples: Samples, taus: Floats | None) -> Overall:
