@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from rl_training.console.options import AllowImport, Data, Device, Gpus, Ray
+from rl_training.console.options import AllowImport, AsJson, Data, Device, Gpus, Ray
 from rl_training.display.output import flags, note, one_line, show_json, show_table
 from rl_training.display.text import decimal, duration_in_words
 from rl_training.errors import DeviceLostError
@@ -83,7 +83,7 @@ def work(
 
 def status(
     folder: Folder,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: AsJson = False,
     watch: Annotated[
         float | None,
         typer.Option(min=0.1, metavar="SECONDS", help="Refresh at this interval until all trials are done."),
