@@ -59,7 +59,7 @@ def examine(output_dir: Path = Path("runs")) -> list[Finding]:
     return [
         *versions(),
         *device(),
-        environments(),
+        _stepped("environments", "Pendulum-v1", "reinstall gymnasium"),
         *mujoco(),
         *box2d(),
         *ogbench(),
@@ -109,14 +109,6 @@ def device() -> Iterator[Finding]:
             )
 
 
-def environments() -> Finding:
-    """Step an environment that is part of Gymnasium."""
-    problem = _step("Pendulum-v1")
-    if problem:
-        return Finding("broken", "environments", f"Pendulum-v1 fails: {problem}; reinstall gymnasium")
-    return Finding("ok", "environments", "Pendulum-v1 steps")
-
-
 def mujoco() -> Iterator[Finding]:
     """Check that both distributions of MuJoCo have the same version (an upgrade can miss one), and step Hopper."""
     version, core = _version("mujoco"), _version("mujoco-core")
@@ -155,13 +147,8 @@ def _batched() -> Finding:
 
 def box2d() -> Iterator[Finding]:
     """Step LunarLander if the extra `box2d` is installed."""
-    if _missing("box2d"):
-        return
-    problem = _step("LunarLander-v3")
-    if problem:
-        yield Finding("broken", "box2d", f"LunarLander-v3 fails: {problem}; pip install 'gymnasium[box2d]'")
-    else:
-        yield Finding("ok", "box2d", "LunarLander-v3 steps")
+    if not _missing("box2d"):
+        yield _stepped("box2d", "LunarLander-v3", "pip install 'gymnasium[box2d]'")
 
 
 def ogbench() -> Iterator[Finding]:
@@ -244,6 +231,13 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+def _stepped(subject: str, env_id: str, remedy: str) -> Finding:
+    problem = _step(env_id)
+    if problem:
+        return Finding("broken", subject, f"{env_id} fails: {problem}; {remedy}")
+    return Finding("ok", subject, f"{env_id} steps")
 
 
 def _step(env_id: str) -> str:
