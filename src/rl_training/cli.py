@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -21,7 +20,16 @@ from rl_training.console.errors import OneLineGroup
 from rl_training.console.fine_tuning import finetune
 from rl_training.console.listing import runs
 from rl_training.console.ope import ope, select
-from rl_training.console.options import AllowImport, OutputDir, Overrides, RunDevice, Seeds, number, require_one
+from rl_training.console.options import (
+    AllowImport,
+    AsJson,
+    OutputDir,
+    Overrides,
+    RunDevice,
+    Seeds,
+    number,
+    require_one,
+)
 from rl_training.console.reports import plot, report
 from rl_training.console.studies import status, studies, sweep, work
 from rl_training.console.tuning import tune
@@ -44,7 +52,6 @@ main.command("check-env")(check_env)
 for command in (finetune, sweep, work, status, tune, select, ope, runs, report, plot):
     main.command()(command)
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Stochastic = Annotated[bool, typer.Option("--stochastic", help="Sample the policy's actions.")]
 
 
@@ -378,7 +385,7 @@ def doctor(
     findings = examine(output_dir)
     broken = [finding.subject for finding in findings if finding.state == "broken"]
     if as_json:
-        show_json([asdict(finding) for finding in findings])
+        show_json(findings)
     else:
         show_table([(finding.state, finding.subject, finding.text) for finding in findings])
         print(f"broken: {', '.join(broken)}" if broken else "everything a run needs works")

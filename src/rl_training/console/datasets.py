@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from rl_training.console.options import AsJson
+
 datasets = typer.Typer(no_args_is_help=True, help="Show, validate, convert, merge and collect data sets.")
 
 Source = Annotated[str, typer.Argument(metavar="PATH|MINARI_ID", help="An .npz or .hdf5 file, or a Minari id.")]
@@ -32,7 +34,7 @@ def show(
     num_actions: NumActions = None,
     download: Download = False,
     kind: Kind = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: AsJson = False,
     allow_import: AllowImport = False,
 ) -> None:
     """Print rows, episodes, returns, lengths and ranges."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import platform
 import shutil
@@ -19,7 +18,6 @@ import torch
 
 from rl_training.environments.filming import NO_BACKEND, drawing_backend, has_display
 from rl_training.environments.mujoco_batch import batch_class, supports
-from rl_training.errors import MissingDependencyError
 from rl_training.experiment.files import package_version, write_durably
 from rl_training.memory import available_cores, available_memory, busy_note, human_bytes
 from rl_training.ogbench import PREFIX, registered_id
@@ -59,7 +57,7 @@ def examine(output_dir: Path = Path("runs")) -> list[Finding]:
     return [
         *versions(),
         *device(),
-        environments(),
+        _stepped("environments", "Pendulum-v1", "reinstall gymnasium"),
         *mujoco(),
         *box2d(),
         *ogbench(),
@@ -76,11 +74,7 @@ def versions() -> Iterator[Finding]:
     yield Finding("ok", "rl_training", package_version())
     yield Finding("ok", "python", f"{platform.python_version()} ({sys.executable})")
     for package in _CORE:
-        version = _version(package)
-        if version is None:
-            yield Finding("broken", package, f"not installed; pip install {package}")
-        else:
-            yield Finding("ok", package, version)
+        yield Finding("ok", package, metadata.version(package))
 
 
 def device() -> Iterator[Finding]:
@@ -109,14 +103,6 @@ def device() -> Iterator[Finding]:
             )
 
 
-def environments() -> Finding:
-    """Step an environment that is part of Gymnasium."""
-    problem = _step("Pendulum-v1")
-    if problem:
-        return Finding("broken", "environments", f"Pendulum-v1 fails: {problem}; reinstall gymnasium")
-    return Finding("ok", "environments", "Pendulum-v1 steps")
-
-
 def mujoco() -> Iterator[Finding]:
     """Check that both distributions of MuJoCo have the same version (an upgrade can miss one), and step Hopper."""
     version, core = _version("mujoco"), _version("mujoco-core")
@@ -125,21 +111,10 @@ def mujoco() -> Iterator[Finding]:
     remedy = "pip install --force-reinstall --no-deps mujoco mujoco-core"
     if core is not None and core != version:
         yield Finding("broken", "mujoco", f"{version}, but mujoco-core is {core}; {remedy}")
-        return
-    try:
-        importlib.import_module("mujoco")
-    except Exception as error:
-        yield Finding("broken", "mujoco", f"{version} does not import ({type(error).__name__}: {error}); {remedy}")
-        return
-    if _missing("mujoco"):  # Gymnasium's environments need the whole extra; `extras` reports what is missing
-        yield Finding("ok", "mujoco", f"{version} imports")
-        return
-    problem = _step("Hopper-v5")
-    if problem:
-        yield Finding("broken", "mujoco", f"{version} imports, but Hopper-v5 fails: {problem}; {remedy}")
-    else:
-        yield Finding("ok", "mujoco", f"{version}, Hopper-v5 steps")
-        yield _batched()
+    elif not _missing("mujoco"):  # Gymnasium's environments need the whole extra; `extras` reports what is missing
+        yield (hopper := _stepped("mujoco", "Hopper-v5", remedy))
+        if hopper.state == "ok":
+            yield _batched()
 
 
 def _batched() -> Finding:
@@ -155,24 +130,14 @@ def _batched() -> Finding:
 
 def box2d() -> Iterator[Finding]:
     """Step LunarLander if the extra `box2d` is installed."""
-    if _missing("box2d"):
-        return
-    problem = _step("LunarLander-v3")
-    if problem:
-        yield Finding("broken", "box2d", f"LunarLander-v3 fails: {problem}; pip install 'gymnasium[box2d]'")
-    else:
-        yield Finding("ok", "box2d", "LunarLander-v3 steps")
+    if not _missing("box2d"):
+        yield _stepped("box2d", "LunarLander-v3", "pip install 'gymnasium[box2d]'")
 
 
 def ogbench() -> Iterator[Finding]:
     """Step a task of OGBench, if it is installed."""
     if _version("ogbench") is not None:
-        try:
-            problem = _step(registered_id(f"{PREFIX}cube-single-singletask-task1-v0"))
-        except MissingDependencyError as error:
-            problem = str(error)
-        text = f"a task fails: {problem}" if problem else "a task steps"
-        yield Finding("broken" if problem else "ok", "ogbench", text)
+        yield _stepped("ogbench", f"{PREFIX}cube-single-singletask-task1-v0", "reinstall ogbench")
 
 
 def rendering() -> Finding:
@@ -246,10 +211,17 @@ def _version(package: str) -> str | None:
         return None
 
 
+def _stepped(subject: str, env_id: str, remedy: str) -> Finding:
+    problem = _step(env_id)
+    if problem:
+        return Finding("broken", subject, f"{env_id} fails: {problem}; {remedy}")
+    return Finding("ok", subject, f"{env_id} steps")
+
+
 def _step(env_id: str) -> str:
     """Reset and step an environment; return the error, or an empty text."""
     try:
-        env = gym.make(env_id)
+        env = gym.make(registered_id(env_id))
         try:
             env.reset(seed=0)
             env.step(env.action_space.sample())

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from rl_training.console.options import AsJson
 from rl_training.display.output import note, one_line, show_json, show_table
 from rl_training.display.text import age, decimal
 
@@ -32,7 +32,7 @@ def runs(
     ] = None,
     sort: Annotated[Sort | None, typer.Option(help="Sort by this column; the best or newest first.")] = None,
     reverse: Annotated[bool, typer.Option("--reverse", help="Reverse the order.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List runs: algorithm, environment, seed, status, step, return, best and age."""
     from rl_training.report import listing
@@ -47,12 +47,7 @@ def runs(
         reverse=reverse,
     )
     if as_json:
-        show_json(
-            {
-                "runs": [listing.plain_run(run) for run in found.runs],
-                "unread": [asdict(one) for one in found.unread],
-            }
-        )
+        show_json({"runs": [listing.plain_run(run) for run in found.runs], "unread": found.unread})
         return
     if found.runs:
         show_table(*_table(found.runs))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rl_training.console.options import AllowImport
+from rl_training.console.options import AllowImport, AsJson
 from rl_training.display.output import flags, note, show_json, show_table, warn
 from rl_training.display.text import duration, rounded
 from rl_training.off_policy_evaluation import defaults
@@ -33,7 +33,6 @@ def _fraction(text: str) -> Any:
 
 
 # Options of the commands.
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Bootstraps = Annotated[
     int,
     typer.Option(

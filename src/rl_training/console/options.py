@@ -11,6 +11,7 @@ AllowImport = Annotated[
     bool,
     typer.Option("--allow-import", help="Permit settings module:Name (env, algorithm, network, …)."),
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Data = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Folder of the data files that the study names by a relative path."),

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from rl_training.console.options import AllowImport, Data, Device, Gpus, Ray
+from rl_training.console.options import AllowImport, AsJson, Data, Device, Gpus, Ray
 from rl_training.display.output import flags, note, one_line, show_json, show_table
-from rl_training.display.text import decimal, duration_in_words
+from rl_training.display.text import decimal, duration
 from rl_training.errors import DeviceLostError
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def work(
 
 def status(
     folder: Folder,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: AsJson = False,
     watch: Annotated[
         float | None,
         typer.Option(min=0.1, metavar="SECONDS", help="Refresh at this interval until all trials are done."),
@@ -155,7 +155,7 @@ def _show(status: StudyStatus) -> None:
     """Print counts and time left, a line per configuration, and the running and failed trials."""
     counts = ", ".join(f"{count} {state}" for state, count in status.counts.items() if count)
     left = status.seconds_left
-    left_text = "" if left is None or not left else f", about {duration_in_words(left)} left"
+    left_text = "" if left is None or not left else f", about {duration(left)} left"
     print(f"{status.name}: {counts or 'no trials'}{left_text}")
     show_table(_configuration_rows(status), ("configuration", "done", "return", "best"))
     if running := [one for one in status.trials if one.state == "running"]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rl_training.console.options import AllowImport, Data, Device, Gpus, Ray
+from rl_training.console.options import AllowImport, AsJson, Data, Device, Gpus, Ray
 from rl_training.display.output import flags, note, one_line, show_json, show_table
 from rl_training.display.text import decimal, significant
 
@@ -26,7 +26,7 @@ def tune(
     device: Device = None,
     gpus: Gpus = None,
     ray: Ray = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: AsJson = False,
     allow_import: AllowImport = False,
 ) -> None:
     """Search for better settings than a configuration's and confirm the best on fresh seeds; rerun to continue."""

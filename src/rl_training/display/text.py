@@ -60,24 +60,13 @@ def per_second(rate: float, unit: str) -> str:
     return f"{rate:,.0f} {unit}/s" if rate >= 10 else f"{rate:.2g} {unit}/s"
 
 
-def _split(seconds: float) -> tuple[int, int, int]:
-    """Hours, minutes and seconds."""
-    minutes, rest = divmod(round(seconds), 60)
-    return *divmod(minutes, 60), rest
-
-
 def duration(seconds: float | None) -> str:
     """`0:12:34`, or in days from a hundred hours on."""
     if seconds is None or not 0 <= seconds < 1e8:
         return "-:--:--"
-    hours, minutes, rest = _split(seconds)
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours < 100 else f"{hours // 24}d {hours % 24:02}h"
-
-
-def duration_in_words(seconds: float) -> str:
-    """`3 h 05 min`, `12 min 34 s`."""
-    hours, minutes, rest = _split(seconds)
-    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
 
 
 def age(seconds: float) -> str:

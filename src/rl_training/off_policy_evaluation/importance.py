@@ -64,18 +64,14 @@ class Logs:
     action_probs: Floats  # [n]
     gamma: float
 
-    def chosen(self, policy: Policy, *, sampled: bool) -> Floats:
-        """pi(a|s) of the logged actions, `[n]`."""
+    def ratios(self, policy: Policy, *, sampled: bool) -> Floats:
+        """pi(a|s) of the logged actions divided by their logged probability, `[n]`."""
         found = []
         for first in range(0, len(self.dataset), _CHUNK):
             batch = self.dataset.layout.unpack(torch.tensor(self.dataset.rows[first : first + _CHUNK]))
             every = probabilities(policy, batch.obs, self.dataset.spaces.num_actions, sampled=sampled)
             found.append(every.gather(1, batch.actions[:, None])[:, 0].numpy())
-        return np.concatenate(found)
-
-    def ratios(self, policy: Policy, *, sampled: bool) -> Floats:
-        """pi(a|s) divided by the logged probability, `[n]`."""
-        return self.chosen(policy, sampled=sampled) / self.action_probs
+        return np.concatenate(found) / self.action_probs
 
 
 def log_weights(ratios: Floats, episodes: Episodes) -> Floats:

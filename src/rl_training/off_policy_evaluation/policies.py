@@ -37,27 +37,23 @@ class Candidate:
     spaces: SpaceSpec
     config: TrainConfig
 
-    @classmethod
-    def load(
-        cls, place: Place, warn: Callable[[str], None] = warnings.warn, *, allow_import: bool = False
-    ) -> Candidate:
-        """Load the policy of a checkpoint, or of the newest checkpoint of a run folder."""
-        checkpoint = open_checkpoint(os.fspath(place), warn)
-        loaded = load_policy(checkpoint, allow_import=allow_import)
-        return cls(str(place), checkpoint.path, loaded.policy, loaded.spaces, loaded.config)
-
 
 def candidates(
     places: Place | Iterable[Place], warn: Callable[[str], None] = warnings.warn, *, allow_import: bool = False
 ) -> list[Candidate]:
-    """Load all policies; raise if a path is given twice."""
+    """Load the policies of checkpoints or run folders (their newest checkpoint); raise if a path is given twice."""
     given = [places] if isinstance(places, str | os.PathLike) else list(places)
     names = [str(place) for place in given]
     if not names:
         raise ConfigError("give at least one run folder or checkpoint to evaluate")
     if twice := [name for name in names if names.count(name) > 1]:
         raise ConfigError(f"{twice[0]}: is given twice; each policy is evaluated once")
-    return [Candidate.load(place, warn, allow_import=allow_import) for place in given]
+    found = []
+    for place in given:
+        checkpoint = open_checkpoint(os.fspath(place), warn)
+        loaded = load_policy(checkpoint, allow_import=allow_import)
+        found.append(Candidate(str(place), checkpoint.path, loaded.policy, loaded.spaces, loaded.config))
+    return found
 
 
 def load_data(place: Data, found: Sequence[Candidate]) -> TransitionDataset:

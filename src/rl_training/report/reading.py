@@ -41,26 +41,26 @@ ReadFile = Callable[[str], bytes | None]
 """returns a file of a run by name, or None if it does not exist"""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Run:
     """One run, as read from its folder."""
 
     place: str
     name: str
     given: str  # the caller's path below which the run was found
-    study: str | None
+    study: str | None = None
     algo: str
     env_id: str | None
     seed: int | None
     status: str
-    cause: str | None  # why it ended before the end of its budget
-    settings: Mapping[str, Any]  # flat, without seed, place and execution settings; empty if unknown
-    varied: Mapping[str, Any]  # the settings that its study varies
-    tags: tuple[str, ...]
+    cause: str | None = None  # why it ended before the end of its budget
+    settings: Mapping[str, Any] = field(default_factory=dict)  # flat, without seed, place and execution settings
+    varied: Mapping[str, Any] = field(default_factory=dict)  # the settings that its study varies
+    tags: tuple[str, ...] = ()
     record: Mapping[str, Any] = field(repr=False)  # run.json
     curve: Curve = field(repr=False)
     step: int  # step at which it ended; of a running one, that of the last row of its log
-    updated: float | None  # Unix seconds of the last update of its files
+    updated: float | None = None  # Unix seconds of the last update of its files
     notes: tuple[str, ...] = ()  # problems found while reading
 
     @property
