@@ -497,8 +497,8 @@ class _RLPDSettings(
 class RLPD(ManagedAlgorithm[Seeds]):
     """RL with Prior Data: SAC on minibatches that mix prior data with new experience.
 
-    Defaults are those of SAC: two critics, no LayerNorm, a fixed alpha, one update per step. The paper's RLPD
-    has `num_critics=10, layer_norm=True, alpha="auto", gradient_updates_per_step=20`, as in `rlpd/paper`."""
+    Defaults are those of SAC: two critics, no LayerNorm, a fixed alpha, one update per step. The paper's RLPD has
+    `num_critics=10, layer_norm=True, alpha="auto", gradient_updates_per_step=20`, as in `rlpd/paper`."""
 
     def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_RLPDSettings]) -> None: ...
 
