@@ -18,7 +18,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,13 +91,12 @@ class Saved:
 
 @dataclass(frozen=True)
 class _File:
-    """One file to write: a function that returns its bytes, or the previous checkpoint's folder to link it from."""
+    """One file to write: a function that returns its bytes; if unchanged, the previous folder and entry to link."""
 
     name: str
     estimate: int
     encode: Callable[[], bytes]
-    link_from: Path | None = None
-    entry: FileEntry | None = None
+    unchanged: tuple[Path, FileEntry] | None = None
 
 
 def write_checkpoint(
@@ -166,20 +165,16 @@ def _plan_groups(tensors: Mapping[str, Mapping[str, Tensor]], records: Mapping[s
 def _plan_rows(rows: RowsToSave | None, previous: Path | None) -> Iterator[_File]:
     if rows is None:
         return
-    info, entries, unchanged = rows.info, dict[str, FileEntry](), set[str]()
+    info, unchanged = rows.info, dict[str, tuple[Path, FileEntry]]()
     if previous is not None:
-        try:
+        with suppress(CheckpointError):
             old = read_manifest(previous)
-            entries, unchanged = dict(old.files), info.unchanged_since(old.rows, rows.amended)
-        except CheckpointError:
-            unchanged = set()
+            names = info.unchanged_since(old.rows, rows.amended)
+            unchanged = {name: (previous, old.files[name]) for name in names}
     for name, start, end in info.shards():
         encode = functools.partial(_encode_tensors, {"rows": rows.rows[start:end]})
         size = (end - start) * info.width * rows.rows.element_size()
-        if name in unchanged:
-            yield _File(name, size, encode, link_from=previous, entry=entries[name])
-        else:
-            yield _File(name, size, encode)
+        yield _File(name, size, encode, unchanged.get(name))
 
 
 def _write_files(staging: Path, plan: list[_File]) -> dict[str, FileEntry]:
@@ -188,12 +183,8 @@ def _write_files(staging: Path, plan: list[_File]) -> dict[str, FileEntry]:
     if any(file.name.startswith("replay/") for file in plan):
         replay.mkdir()
     for file in plan:
-        if (
-            file.link_from is not None
-            and file.entry is not None
-            and _link(file.link_from, staging, file.name, file.entry)
-        ):
-            entries[file.name] = file.entry
+        if file.unchanged is not None and _link(*file.unchanged, staging, file.name):
+            entries[file.name] = file.unchanged[1]
             continue
         data = file.encode()
         files.write_durably(staging / file.name, data)
@@ -207,7 +198,7 @@ def _write_files(staging: Path, plan: list[_File]) -> dict[str, FileEntry]:
 _NO_FOLLOW = {"follow_symlinks": False} if os.link in os.supports_follow_symlinks else {}
 
 
-def _link(source: Path, target: Path, name: str, entry: FileEntry) -> bool:
+def _link(source: Path, entry: FileEntry, target: Path, name: str) -> bool:
     """Hard-link a shard; False if it is damaged or links are not supported, so that it must be written."""
     try:
         os.link(check_size(source, name, entry), target / name, **_NO_FOLLOW)
@@ -230,7 +221,7 @@ def _commit(staging: Path, final: Path) -> None:
 def _write_problem(final: Path, error: OSError, plan: list[_File]) -> str:
     if error.errno not in files.NO_ROOM:
         return f"{final}: cannot be written: {error.strerror or error}"
-    needed = sum(file.estimate for file in plan if file.link_from is None)
+    needed = sum(file.estimate for file in plan if file.unchanged is None)
     try:
         free = str(shutil.disk_usage(final.parent).free)
     except OSError:
