@@ -242,7 +242,7 @@ def test_the_clock_stops_and_a_signal_from_elsewhere_is_none_of_its() -> None:
         ("discrete-lunarlander", 9, 27),
         ("dqn-cartpole", 1, 5),
         ("dqn-lunarlander", 1, 5),
-        ("finetune", 5, 15),
+        ("finetune", 6, 18),
         ("hopper-v5", 3, 9),
         ("iql-choosing", 12, 12),
         ("iql-hopper", 4, 20),
