@@ -69,7 +69,7 @@ def parts_of(checkpoint: Checkpoint) -> dict[str, tuple[str, str]]:
     """One tensor of each part: a module of the networks, a kind of moment of an optimiser, a generator, …"""
     parts: dict[str, tuple[str, str]] = {}
     for group, tensors in checkpoint.tensors.items():
-        for name in tensors:
+        for name in sorted(tensors):  # a file lists them in any order
             if ".target_" in name and name.endswith((".mean", ".variance")):
                 continue  # target networks normalise by the batch: these are written and not read
             stem = ".".join(piece for piece in name.split(".") if not piece.isdecimal())

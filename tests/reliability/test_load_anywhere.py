@@ -35,7 +35,8 @@ for path in sorted(folder.glob("*/checkpoint")):
     algo = path.parent.name
     kind = next(c for c in (getattr(api, name) for name in api.__all__) if getattr(c, "algo", None) == algo)
     obs = observations[algo]
-    answers[algo] = [predict_checkpoint(path, obs).tolist(), kind.load(path).predict(obs).tolist()]
+    same = {"deterministic": True}  # FQL's policy samples otherwise
+    answers[algo] = [predict_checkpoint(path, obs, **same).tolist(), kind.load(path).predict(obs, **same).tolist()]
 print(json.dumps(answers))
 """
 
@@ -51,7 +52,7 @@ def test_a_moved_folder_predicts_the_same_in_a_fresh_process(algos: list[str], t
         result = train(tiny(algo, home, total_timesteps=25, eval_episodes=0))
         obs = np.random.default_rng(1).standard_normal((5, 4 if algo == "dqn" else 3)).round(3)
         observations[algo] = obs.tolist()
-        expected[algo] = predict_checkpoint(result.checkpoint_path, obs).tolist()
+        expected[algo] = predict_checkpoint(result.checkpoint_path, obs, deterministic=True).tolist()
         (elsewhere / algo).mkdir(parents=True)
         shutil.move(result.checkpoint_path, elsewhere / algo / "checkpoint")
     shutil.rmtree(home)
