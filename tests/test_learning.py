@@ -34,6 +34,7 @@ FAST: dict[str, Any] = {
     "eta": 0.1,
     "bc_alpha": 10.0,
     "cql_alpha": 0.1,
+    "distill_coef": 0.1,
     "n_actions": 4,
     "awac_lambda": 0.1,
     "beta": 0.1,
