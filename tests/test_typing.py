@@ -28,7 +28,7 @@ PROGRAM = """
 from pathlib import Path
 
 import gymnasium
-from rl_training import IQL, RLPD, SAC, TD3BC, Callback, ManagedAlgorithm, TrainConfig, TransitionDataset, load
+from rl_training import BC, IQL, RLPD, SAC, TD3BC, Callback, ManagedAlgorithm, TrainConfig, TransitionDataset, load
 from rl_training import TrainResult
 from rl_training.api import SAC as Same
 
@@ -59,7 +59,7 @@ SAC("Pendulum-v1", alpha="fixed")  # error: arg-type
 SAC("Pendulum-v1", acceleration="warp")  # error: arg-type
 SAC("Pendulum-v1", expectile=0.9)  # error: call-arg
 SAC("Pendulum-v1", dataset_kind="npz")  # error: call-arg
-IQL(None, buffer_capacity=10)  # error: call-arg
+BC(None, buffer_capacity=10)  # error: call-arg
 SAC("Pendulum-v1", 1e-3)  # error: call-arg
 TD3BC("Pendulum-v1", normalize_observations=None)  # error: arg-type
 model.lern(100)  # error: attr-defined
