@@ -59,9 +59,9 @@ def test_an_update_differs_by_rounding_only(kind: type[Learner]) -> None:
     assert terms != exact
     assert terms == pytest.approx(exact, rel=0.03, abs=0.01)
     assert {tensor.dtype for tensor in networks.values()} == {torch.float32}
-    # One step of Adam moves a parameter by at most its learning rate, whatever the gradient.
+    # The first step of Adam moves a parameter by its learning rate, up or down; CrossQ's is 1e-3.
     for name, tensor in networks.items():
-        torch.testing.assert_close(tensor, exact_networks[name], rtol=0.05, atol=0.02)
+        torch.testing.assert_close(tensor, exact_networks[name], rtol=0.01, atol=3e-3)
 
 
 def test_a_population_computes_what_its_members_would() -> None:

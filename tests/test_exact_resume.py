@@ -164,7 +164,7 @@ def test_a_copied_checkpoint(tmp_path: Path) -> None:
     reasons = run_record(resume(copy).run_dir)["inexact"]
     assert [reason.split(": ", 1)[1] for reason in reasons] == [
         f"changed since the run began: threads 99 -> {torch.get_num_threads()}",
-        "it was trained together with a, b, and resumes without",
+        "it was trained together with a, b, and resumes without them",
         "the run of its checkpoint is not exact: step 10: an environment failed",
     ]
 

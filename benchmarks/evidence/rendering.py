@@ -32,7 +32,7 @@ from rl_training.study.plan import short
 STUDIES = report.ROOT / "benchmarks" / "studies"
 KEPT = report.RESULTS / "evidence"
 _INKS = {"light": "#1f2328", "dark": "#e6edf3"}
-_SEEDS = 3  # of a line in the summary, if there is one with so many
+_SEEDS = 3  # a line of the summary has fewer seeds only if no other line of its task and algorithm has as many
 _BUDGETS = ("total_timesteps", "buffer_capacity")  # a column has the steps
 _BUDGET = re.compile(rf"(?<=[( ])(?:{'|'.join(_BUDGETS)})=[^,)]+(?:, |(?=\)))")
 

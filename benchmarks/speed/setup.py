@@ -19,6 +19,7 @@ def arguments(description: str | None, *, seconds: float) -> argparse.ArgumentPa
     parser = report.arguments(description)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--tf32", action="store_true")
+    parser.set_defaults(bf16=False)  # programs that record it have the option
     parser.add_argument("--acceleration", default="auto", choices=("auto", "eager", "compile", "graph"))
     parser.add_argument("--seconds", type=float, default=seconds, help="of each contender in each case")
     parser.add_argument("--batch", type=int, default=256)
@@ -32,7 +33,6 @@ def prepare(options: argparse.Namespace) -> tuple[torch.device, Entry, str]:
     prepare_process(device)
     if options.threads:
         torch.set_num_threads(options.threads)
-    options.bf16 = getattr(options, "bf16", False)
     options.tf32 |= options.bf16
     set_precision(options.tf32, options.bf16)
     stamp = report.stamp(str(device))

@@ -5,6 +5,7 @@
         trainer.json …         one file per record
         replay/shard_00000.safetensors …
         manifest.json          format, versions, and the size and SHA-256 of every file above
+        origin.json            in a copy (`model.save`): the run.json of its run
 
 A folder is staged as `.tmp-…`, each file is flushed to the disk, the manifest is written last, and one rename
 commits it. Neither safetensors nor file systems detect a flipped bit, so every hash is verified before any data is

@@ -228,7 +228,7 @@ def _record_missing_members(opened: Sequence[Opened]) -> None:
         gone = [name for name in before if name not in here]
         if session.learner.device.type == "cpu":
             gone = [name for name in gone if not _ended_before(session.run.path.parent / name, session.clock.ticks)]
-        problems = [f"it was trained together with {', '.join(gone)}, and resumes without"] if gone else []
+        problems = [f"it was trained together with {', '.join(gone)}, and resumes without them"] if gone else []
         problems += ["the members of its population resume at different steps"] if apart else []
         if problems:
             session.note_inexact(problems)

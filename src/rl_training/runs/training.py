@@ -156,7 +156,7 @@ def _changed_machine(session: Session, checkpoint: Checkpoint) -> list[str]:
     others = ", ".join(name for name in names if name != home.name)
     return [
         *(f"changed since the run began: {change}" for change in machine_changes(record)),
-        *([f"it was trained together with {others}, and resumes without"] if len(names) > 1 else []),
+        *([f"it was trained together with {others}, and resumes without them"] if len(names) > 1 else []),
         *(f"the run of its checkpoint is not exact: {reason}" for reason in record.get("inexact", ())),
     ]
 
