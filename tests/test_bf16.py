@@ -10,7 +10,7 @@ import torch
 
 from rl_training.algorithms import CrossQ, FlashSAC, Learner
 from rl_training.data.sources import TensorSource
-from rl_training.models.mlp import HalfPrecision, product
+from rl_training.models.mlp import HalfPrecision, product, rounded
 from rl_training.updates.stack import Stack
 from rl_training.updates.stacked import StackedUpdater
 from rl_training.updates.updater import Updater, set_precision
@@ -18,7 +18,7 @@ from tests.helpers import build, random_batch
 from tests.runs import fingerprint, resume, run_record, tiny, train
 from tests.test_acceleration import layout_of, packed
 
-WIDE = {"hidden_sizes": (128,), "critic_hidden_sizes": (128,)}
+WIDE = {"hidden_sizes": (128, 128), "critic_hidden_sizes": (128, 128)}
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def on_every_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_a_product_rounds_its_factors_and_its_result() -> None:
-    x, weight = torch.randn(2, 5, 64), torch.randn(2, 64, 128)
+    x, weight = torch.randn(2, 5, 128), torch.randn(2, 128, 128)
     found = product(x, weight)
     assert found.dtype == torch.float32
     exact = torch.bmm(x.bfloat16().double(), weight.bfloat16().double())
@@ -40,10 +40,18 @@ def test_a_product_rounds_its_factors_and_its_result() -> None:
     assert not torch.equal(found, torch.bmm(x, weight))
 
 
-@pytest.mark.parametrize(("outputs", "dtype"), [(127, torch.float32), (128, torch.float64)])
-def test_heads_and_float64_are_exact(outputs: int, dtype: torch.dtype) -> None:
-    x, weight = torch.randn(2, 5, 64, dtype=dtype), torch.randn(2, 64, outputs, dtype=dtype)
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "dtype"),
+    [(128, 127, torch.float32), (127, 128, torch.float32), (128, 128, torch.float64)],
+)
+def test_heads_first_layers_and_float64_are_exact(inputs: int, outputs: int, dtype: torch.dtype) -> None:
+    x, weight = torch.randn(2, 5, inputs, dtype=dtype), torch.randn(2, inputs, outputs, dtype=dtype)
     assert torch.equal(product(x, weight), torch.bmm(x, weight))
+
+
+def test_rounding_before_a_relu_equals_rounding_after_it() -> None:
+    x, weight = torch.randn(2, 5, 128, generator=torch.Generator().manual_seed(1)), torch.randn(2, 128, 128)
+    assert torch.equal(product(torch.relu(rounded(x, weight)), weight), product(torch.relu(x), weight))
 
 
 def after_an_update(kind: type[Learner], *, bf16: bool) -> tuple[dict[str, float], dict[str, torch.Tensor]]:

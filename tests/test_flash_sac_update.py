@@ -16,7 +16,7 @@ from rl_training.algorithms import FlashSAC, flash_sac_loss
 from rl_training.algorithms.flash_sac import categorical_target, projected
 from rl_training.errors import ConfigError
 from rl_training.models import MLPFlashSACModel
-from rl_training.models.batch_norm import BatchNorm, moments
+from rl_training.models.batch_norm import BatchNorm, Moments
 from rl_training.models.flash import EnsembleFlash, Flash
 from rl_training.updates.schedules import OptimizationConfig
 from rl_training.updates.updater import Updater
@@ -381,11 +381,19 @@ def test_moments_keep_their_digits_far_from_zero(offset: float) -> None:
     """Values and gradients; squares of such float32 numbers would have lost the variance."""
     x = (offset + torch.randn(2, 512, 5, generator=torch.Generator().manual_seed(1))).requires_grad_()
     exact = x.detach().double().requires_grad_()
-    for found, expected in zip(moments(x), reversed(torch.var_mean(exact, -2, correction=0, keepdim=True))):
+    moments = Moments.of(x)
+    expected_moments = torch.var_mean(exact, -2, correction=0, keepdim=True)
+    for found, expected in zip((moments.variance, moments.mean), expected_moments):
         torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
-    (found,) = torch.autograd.grad(moments(x)[1].sum(), x)
+    (found,) = torch.autograd.grad(Moments.of(x).variance.sum(), x)
     (expected,) = torch.autograd.grad(torch.var_mean(exact, -2, correction=0)[0].sum(), exact)
     torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-6)
+    normal, weights = moments.scaled(moments.variance.rsqrt(), torch.zeros(())), torch.randn(2, 512, 5)
+    exact_normal = (exact - expected_moments[1]) / expected_moments[0].sqrt()
+    torch.testing.assert_close(normal.double(), exact_normal, rtol=1e-4, atol=1e-5)
+    (found,) = torch.autograd.grad((normal * weights).sum(), x)
+    (expected,) = torch.autograd.grad((exact_normal * weights).sum(), exact)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-4)
     constant = torch.full((1, 8, 1), 0.1, requires_grad=True)
-    assert float(moments(constant)[1].detach()) == 0.0
-    assert torch.autograd.grad(moments(constant)[1].sum(), constant)[0].abs().max() == 0.0
+    assert float(Moments.of(constant).variance.detach()) == 0.0
+    assert torch.autograd.grad(Moments.of(constant).variance.sum(), constant)[0].abs().max() == 0.0

@@ -130,7 +130,7 @@ class TrainConfig(Settings):
     tf32: Result[bool] = False
     """TF32 matrix products on a GPU: faster, 10 bits of mantissa"""
     bf16: Result[bool] = False
-    """bfloat16 products of layers with at least 128 outputs on a GPU: faster, 7 bits of mantissa"""
+    """bfloat16 products of layers with at least 128 inputs and outputs on a GPU: faster, 7 bits of mantissa"""
     device_memory: Place[ByteSize | None] = None
     """GPU memory for a data set, as `4GB`, `512MB` or bytes; null: most of the free memory; a larger data set stays
     in host memory, and its minibatches are prefetched"""

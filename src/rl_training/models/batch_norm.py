@@ -13,7 +13,7 @@ std is sqrt(biased variance + epsilon); the running variance averages unbiased o
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -23,17 +23,33 @@ from rl_training.models.mlp import EnsembleNetwork, Select, SingleNetwork
 EPSILON, MOMENTUM = 1e-5, 0.01
 
 
-def moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance of the rows of `x [N, B, F]`, `[N, 1, F]` each.
+class Moments(NamedTuple):
+    """Moments of the rows of `x [N, B, F]`: `shifted` is x without its first row `origin`, the others `[N, 1, F]`.
 
-    Both are sums over the same differences from the first row. So neither they nor their gradients need one sum
+    Mean and biased variance are sums over the same differences. So neither they nor their gradients need one sum
     after another, unlike deviations from the mean; and differences keep the digits that squares of `x` would lose.
     """
-    origin = x[..., :1, :].detach()
-    shifted = x - origin
-    offset = shifted.mean(-2, keepdim=True)
-    variance = shifted.square().mean(-2, keepdim=True) - offset.square()
-    return origin + offset, variance.clamp(min=0.0)
+
+    shifted: Tensor
+    origin: Tensor
+    offset: Tensor  # mean of `shifted`
+    variance: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor) -> Self:
+        origin = x[..., :1, :].detach()
+        shifted = x - origin
+        offset = shifted.mean(-2, keepdim=True)
+        variance = shifted.square().mean(-2, keepdim=True) - offset.square()
+        return cls(shifted, origin, offset, variance.clamp(min=0.0))
+
+    @property
+    def mean(self) -> Tensor:
+        return self.origin + self.offset
+
+    def scaled(self, scale: Tensor, shift: Tensor) -> Tensor:
+        """`(x - mean) · scale + shift`; one product and one sum per element, also in the gradient."""
+        return torch.addcmul(shift - self.offset * scale, self.shifted, scale)
 
 
 class BatchNorm(nn.Module):
@@ -65,11 +81,11 @@ class BatchNorm(nn.Module):
 
     def by_batch(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         """`x [N, B, F]` in train mode, and the new values of `statistics`."""
-        mean, variance = moments(x)
-        normal = torch.addcmul(self.bias, x - mean, self.weight * torch.rsqrt(variance + self.epsilon))
+        moments = Moments.of(x)
+        normal = moments.scaled(self.weight * torch.rsqrt(moments.variance + self.epsilon), self.bias)
         with torch.no_grad():
-            unbiased = variance * (x.shape[-2] / (x.shape[-2] - 1))
-            return normal, [self.mean.lerp(mean, MOMENTUM), self.variance.lerp(unbiased, MOMENTUM)]
+            unbiased = moments.variance * (x.shape[-2] / (x.shape[-2] - 1))
+            return normal, [self.mean.lerp(moments.mean, MOMENTUM), self.variance.lerp(unbiased, MOMENTUM)]
 
 
 class BatchNormNetwork(EnsembleNetwork):

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rl_training.models.batch_norm import BatchNorm, BatchNormNetwork, SingleBatchNormNetwork, moments
+from rl_training.models.batch_norm import BatchNorm, BatchNormNetwork, Moments, SingleBatchNormNetwork
 from rl_training.models.mlp import Activation, EnsembleLinear, Init, Select
 from rl_training.models.steps import Step, as_array
 
@@ -41,16 +41,16 @@ class BatchRenorm(BatchNorm):
         return [*super().statistics(), self.batches]
 
     def by_batch(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-        mean, variance = moments(x)
-        std = (variance + EPSILON).sqrt()
+        moments = Moments.of(x)
+        std = (moments.variance + EPSILON).sqrt()
         with torch.no_grad():
             running_std = (self.variance + EPSILON).sqrt()
             warm = self.batches >= WARM_UP
             r = torch.where(warm, (std / running_std).clamp(1.0 / R_MAX, R_MAX), 1.0)
-            d = torch.where(warm, ((mean - self.mean) / running_std).clamp(-D_MAX, D_MAX), 0.0)
-            running = self.mean.lerp(mean, MOMENTUM), self.variance.lerp(variance, MOMENTUM)
-        normal = (x - mean) / std * r + d
-        return torch.addcmul(self.bias, normal, self.weight), [*running, self.batches + 1.0]
+            d = torch.where(warm, ((moments.mean - self.mean) / running_std).clamp(-D_MAX, D_MAX), 0.0)
+            running = self.mean.lerp(moments.mean, MOMENTUM), self.variance.lerp(moments.variance, MOMENTUM)
+        normal = moments.scaled(self.weight * r / std, self.bias + self.weight * d)
+        return normal, [*running, self.batches + 1.0]
 
 
 class EnsembleRenormMLP(BatchNormNetwork):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from rl_training.errors import ConfigError
 from rl_training.models.batch_norm import BatchNorm, BatchNormNetwork, SingleBatchNormNetwork
-from rl_training.models.mlp import Activation, EnsembleLinear, Select, product
+from rl_training.models.mlp import Activation, EnsembleLinear, Select, product, rounded
 from rl_training.models.simba import EXPANSION, one_width
 from rl_training.models.steps import Step, as_array
 
@@ -112,11 +112,12 @@ class EnsembleFlash(BatchNormNetwork):
 
     def through(self, x: Tensor, select: Select, normalize: Callable[[Any, Tensor], Tensor]) -> Tensor:
         x = self.linears[0](normalize(self.norms[0], x), select)
-        for i in range(1, len(self.linears), 2):
-            inner = x
-            for linear, norm in zip(self.linears[i : i + 2], self.norms[i : i + 2]):
-                inner = self.activate(normalize(norm, linear(inner, select)))
-            x = x + inner
+        layers = list(zip(self.linears, self.norms))
+        for (expand, first), (contract, second) in zip(layers[1::2], layers[2::2]):
+            inner = normalize(first, expand(x, select))
+            if self.activation == "relu":
+                inner = rounded(inner, contract.weight)
+            x = x + self.activate(normalize(second, contract(self.activate(inner), select)))
         return self.norm(x, select)
 
     def spheres(self) -> list[Sphere]:

@@ -38,9 +38,10 @@ _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 }
 # All members (None), the first few, or those in an index tensor.
 Members = int | Tensor | None
-# Measured on an H200 with 6 and 12 outputs and 256 inputs; for 25 outputs the library is faster.
-_FEW_OUTPUTS, _LITTLE_WORK = 16, 4_000_000
-# Layers with fewer outputs, which are most heads, do not use bfloat16.
+# Measured on an H200 with 6 and 12 outputs, 256 inputs and 256 rows; for 25 outputs, or 1,024 rows, the library is
+# faster.
+_FEW_OUTPUTS, _FEW_ROWS, _LITTLE_WORK = 16, 512, 4_000_000
+# Layers with fewer inputs or outputs, which are most first layers and heads, do not use bfloat16.
 _WIDE = 128
 # Standard deviation of a standard normal variable that is truncated to [-2, 2].
 _TRUNCATED_STD = 0.87962566103423978
@@ -142,10 +143,12 @@ def _init_matrix(weight: Tensor, bias: Tensor, fan_in: int, init: Init) -> None:
 def _better_as_sum(x: Tensor, weight: Tensor) -> bool:
     """Whether a compiled sum is faster than the library's product: on a GPU, for few outputs and little work.
 
-    The library is slow for such a product, while the sum fuses with the activation before it.
+    The library is slow for such a product, while the sum fuses with the activation before it. The gradient of the
+    weights is a sum over rows, of which there must be few too.
     """
-    members, inner, outer = weight.shape
-    return x.is_cuda and outer <= _FEW_OUTPUTS and members * x.shape[-2] * inner * outer <= _LITTLE_WORK
+    (members, inner, outer), rows = weight.shape, x.shape[-2]
+    few = outer <= _FEW_OUTPUTS and rows <= _FEW_ROWS
+    return x.is_cuda and few and members * rows * inner * outer <= _LITTLE_WORK
 
 
 class HalfPrecision:
@@ -155,12 +158,19 @@ class HalfPrecision:
     devices: tuple[str, ...] = ("cuda",)
 
 
+def rounded(x: Tensor, weight: Tensor) -> Tensor:
+    """`x [N, B, in]` as a factor of `product`: bfloat16 if that of `weight [N, in, out]` uses it.
+
+    Rounding before a ReLU equals rounding after it, and the gradient of the ReLU then reads half as many bytes.
+    """
+    half = HalfPrecision.enabled and min(weight.shape[-2:]) >= _WIDE and x.device.type in HalfPrecision.devices
+    return x.bfloat16() if half and x.dtype == torch.float32 else x
+
+
 def product(x: Tensor, weight: Tensor) -> Tensor:
     """`x [N, B, in]` times `weight [N, in, out]`; bfloat16 products are summed in float32 and rounded."""
-    half = HalfPrecision.enabled and weight.shape[-1] >= _WIDE and x.device.type in HalfPrecision.devices
-    if half and x.dtype == torch.float32:
-        return torch.bmm(x.bfloat16(), weight.bfloat16()).float()
-    return torch.bmm(x, weight)
+    x = rounded(x, weight)
+    return torch.bmm(x, weight.bfloat16()).float() if x.dtype == torch.bfloat16 else torch.bmm(x, weight)
 
 
 class EnsembleLinear(nn.Module):
