@@ -78,7 +78,8 @@ class _TrainKeys(TypedDict, total=False):
     tf32: bool
     """TF32 matrix products on a GPU: faster, 10 bits of mantissa; default False"""
     bf16: bool
-    """bfloat16 products of layers with at least 128 inputs and outputs on a GPU: faster, 7 bits of mantissa; default False"""
+    """bfloat16 products of layers with at least 128 inputs and outputs on a GPU: faster, 7 bits of mantissa;
+    default False"""
     device_memory: int | float | str | None
     """GPU memory for a data set, as `4GB`, `512MB` or bytes; null: most of the free memory; a larger data set stays
     in host memory, and its minibatches are prefetched; ≥ 0"""
