@@ -21,13 +21,17 @@ from tests.test_tensor_env import Counter, collector_of
 SCALED = {"normalize_rewards": True}
 
 
-def test_the_statistics_by_hand() -> None:
+@pytest.mark.parametrize("device", [None, torch.device("cpu")])
+def test_the_statistics_by_hand(device: torch.device | None) -> None:
     """G <- gamma G + r from 0 at the start of an episode; variance over all values so far, largest magnitude."""
-    returns, gamma, rng = RunningReturns(3, 0.9, torch.device("cpu")), 0.9, np.random.default_rng(0)
+    returns, gamma, rng = RunningReturns(3, 0.9, device), 0.9, np.random.default_rng(0)
     current, seen, cases = np.zeros(3), [], set()
     for step in range(20):
         rewards, ended = rng.normal(1.0, 0.1 if step == 0 else 3.0, 3), rng.random(3) < 0.2
-        returns.add(torch.from_numpy(rewards), torch.from_numpy(ended))
+        if device is None:
+            returns.add(rewards, ended)
+        else:
+            returns.add(torch.from_numpy(rewards), torch.from_numpy(ended))
         current = gamma * current + rewards
         seen += current.tolist()
         measures = np.sqrt(np.var(seen) + 1e-8), np.abs(seen).max() / 5.0
@@ -36,9 +40,25 @@ def test_the_statistics_by_hand() -> None:
         assert float(returns.scale) == pytest.approx(expected, rel=1e-12)
         current[ended] = 0.0
     assert cases == {0, 1}
-    again = RunningReturns(3, 0.9, torch.device("cpu"))
+    again = RunningReturns(3, 0.9, device)
     again.load(returns.tensors())
-    assert torch.equal(again.scale, returns.scale)
+    assert again.scale == returns.scale
+
+
+def test_the_host_computes_what_a_device_does() -> None:
+    host, device, rng = (
+        RunningReturns(1, 0.99),
+        RunningReturns(1, 0.99, torch.device("cpu")),
+        np.random.default_rng(1),
+    )
+    for _ in range(200):
+        rewards, ended = rng.normal(0.5, 2.0, 1), rng.random(1) < 0.05
+        host.add(rewards, ended)
+        device.add(torch.from_numpy(rewards), torch.from_numpy(ended))
+        assert float(host.scale) == pytest.approx(float(device.scale), rel=1e-12)
+    for name, tensor in host.tensors().items():
+        torch.testing.assert_close(tensor, device.tensors()[name], rtol=1e-12, atol=0.0)
+        assert tensor.dtype == torch.float64
 
 
 def test_an_update_sees_scaled_rewards_and_the_buffer_keeps_raw_ones() -> None:
@@ -52,7 +72,7 @@ def test_an_update_sees_scaled_rewards_and_the_buffer_keeps_raw_ones() -> None:
     assert torch.equal(batch.rewards, batch.next_obs[:, 1])
     seen = collector.learner.normalized(TransitionBatch(*batch))
     assert float(returns.scale) != 1.0
-    torch.testing.assert_close(seen.rewards, batch.rewards * returns.scale.float())
+    torch.testing.assert_close(seen.rewards, batch.rewards * float(returns.scale))
 
 
 @pytest.mark.parametrize("algo", mostly_slow(ONLINE, "dqn", "sac"))

@@ -73,27 +73,24 @@ class JointRandom:
 class HeldNoise:
     """Normal numbers for exploration that are held for k calls, P(k) ∝ k^-2, k <= `longest` (FlashSAC).
 
-    All environments share k. Every call draws from `random`, also one that returns the held numbers, so that a
-    captured call has no branches. Its state is in `tensors`, which change in place.
+    All environments share k. Every call draws from `random`, also one that returns the held numbers, so that the
+    next numbers of `random` do not depend on k.
     """
 
-    def __init__(
-        self, random: np.random.Generator | DeviceRandom, longest: int, shape: Sequence[int], device: torch.device
-    ) -> None:
+    def __init__(self, random: np.random.Generator | DeviceRandom, longest: int, shape: Sequence[int]) -> None:
         self._random = random
-        lengths = torch.arange(1, longest + 1, dtype=torch.float64, device=device)
-        self._ends = (lengths**-2).cumsum(0) / (lengths**-2).sum()
-        self._noise = torch.zeros(tuple(shape), device=device)
-        self._left = torch.zeros((), dtype=torch.int64, device=device)  # calls for which the noise is still held
+        shares = torch.arange(1, longest + 1, dtype=torch.float64) ** -2
+        self._ends: Any = (shares.cumsum(0) / shares.sum())[:-1].numpy()  # a uniform number below the k-th gives k
+        self._noise: Any = np.zeros(tuple(shape), dtype=np.float32)
+        self._left: Any = np.zeros((), dtype=np.int64)  # calls for which the noise is still held
 
-    def standard_normal(self, size: Sequence[int], dtype: Any = np.float32) -> Tensor:
-        """The held numbers, of the shape given to the constructor."""
-        fresh = torch.as_tensor(self._random.standard_normal(size, dtype=np.float32))
-        drawn = torch.as_tensor(self._random.random(1))
-        length = 1 + (self._ends[:-1] <= drawn).sum()
-        over = self._left == 0
-        self._noise.copy_(torch.where(over, fresh, self._noise))
-        self._left.copy_(torch.where(over, length, self._left) - 1)
+    def standard_normal(self, size: Sequence[int], dtype: Any = np.float32) -> Any:
+        """The held numbers, of the shape given to the constructor; the next call changes them in place."""
+        fresh, drawn = self._random.standard_normal(size, dtype=np.float32), self._random.random(1)
+        if self._left == 0:
+            self._noise[...] = fresh
+            self._left[...] = 1 + np.searchsorted(self._ends, drawn[0], side="right")
+        self._left -= 1
         return self._noise
 
     def __getattr__(self, name: str) -> Any:
@@ -102,13 +99,32 @@ class HeldNoise:
 
     def tensors(self) -> dict[str, Tensor]:
         """The state, to be saved."""
-        return {"held.noise": self._noise, "held.left": self._left}
+        return {"held.noise": torch.as_tensor(self._noise), "held.left": torch.as_tensor(self._left)}
 
     def load(self, saved: Mapping[str, Tensor]) -> None:
         """Restore what `tensors` returned; a run that has not held noise before has none of them."""
-        for name, tensor in self.tensors().items():
+        for name, own in self.tensors().items():  # they share memory with the state
             if name in saved:
-                tensor.copy_(saved[name])
+                own.copy_(saved[name])
+
+
+class HeldDeviceNoise(HeldNoise):
+    """The same on the device of a `DeviceRandom`, without branches and reads, so that a call can be captured."""
+
+    def __init__(self, random: DeviceRandom, longest: int, shape: Sequence[int]) -> None:
+        super().__init__(random, longest, shape)
+        device = random.generator.device
+        self._ends, self._noise, self._left = (
+            torch.from_numpy(state).to(device) for state in (self._ends, self._noise, self._left)
+        )
+
+    def standard_normal(self, size: Sequence[int], dtype: Any = np.float32) -> Tensor:
+        fresh: Any = self._random.standard_normal(size)
+        drawn, over = self._random.random(1), self._left == 0
+        length = 1 + (self._ends <= drawn).sum()
+        self._noise.copy_(torch.where(over, fresh, self._noise))
+        self._left.copy_(torch.where(over, length, self._left) - 1)
+        return self._noise
 
 
 # A source of random numbers for exploration: on the host, or on the device of the environments.

@@ -49,7 +49,7 @@ class Collector(Experience):
     ) -> None:
         """`options`: those of `Experience`."""
         self.envs, self.rng = envs, seeding.exploration(envs.seed)
-        super().__init__(spaces, learner, buffer, envs.width, self.rng, torch.device("cpu"), **options)
+        super().__init__(spaces, learner, buffer, envs.width, self.rng, **options)
         self.acting = ActingPolicy(learner, copies=None if self.width < MANY else False)
         self.returns: deque[float] = deque(maxlen=WINDOW)
         self.lengths: deque[int] = deque(maxlen=WINDOW)
@@ -93,7 +93,7 @@ class Collector(Experience):
         self.buffer.add(rows)
         self.steps += self.width
         over = steps.terminated | steps.truncated
-        self._scale_rewards(torch.from_numpy(steps.rewards), torch.from_numpy(over))
+        self._scale_rewards(steps.rewards, over)
         ended = over.nonzero()[0].tolist()
         if ended:
             self.returns.extend(self.envs.totals[ended].tolist())

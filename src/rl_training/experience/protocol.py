@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rl_training.algorithms.base import Learner
-from rl_training.algorithms.execution import DeviceRandom, HeldNoise
+from rl_training.algorithms.execution import DeviceRandom, HeldDeviceNoise, HeldNoise
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.errors import ConfigError, DivergedError
 from rl_training.experience.acting import ActingPolicy
@@ -44,7 +44,6 @@ class Experience(ABC):
         buffer: ReplayBuffer,
         width: int,
         random: np.random.Generator | DeviceRandom,
-        device: torch.device,
         *,
         random_steps: int,
         random_block_steps: int = 0,
@@ -53,7 +52,7 @@ class Experience(ABC):
         moments: RunningMoments | None = None,
         scaling: RunningReturns | None = None,
     ) -> None:
-        """`width`: environment steps per vector step. `random`: draws exploration noise, on `device`.
+        """`width`: environment steps per vector step. `random`: draws exploration noise.
 
         `reward_map`: (scale, shift) of the prior data's rewards, not applied to reported returns.
         `moments`: running statistics of the observations, which the learner's normaliser uses; None: it is fixed.
@@ -65,7 +64,10 @@ class Experience(ABC):
         self.reward_map, self.moments, self.scaling = reward_map, moments, scaling
         self.held: HeldNoise | None = None
         if learner.longest_noise > 1:
-            self.held = HeldNoise(random, learner.longest_noise, (width, learner.model.action_dim), device)
+            span = learner.longest_noise, (width, learner.model.action_dim)
+            self.held = (
+                HeldDeviceNoise(random, *span) if isinstance(random, DeviceRandom) else HeldNoise(random, *span)
+            )
         self.draws = random if self.held is None else self.held  # random numbers of the exploration policy
 
     @abstractmethod
@@ -90,12 +92,12 @@ class Experience(ABC):
     def progress(self) -> float:
         return min(self.steps / self.total_steps, 1.0)
 
-    def _scale_rewards(self, rewards: Tensor, ended: Tensor) -> None:
+    def _scale_rewards(self, rewards: NDArray[Any] | Tensor, ended: NDArray[np.bool_] | Tensor) -> None:
         """Scale the rewards of minibatches by the returns up to this step; does not wait for the device."""
         if self.scaling is not None:
             assert self.learner.reward_scale is not None
             self.scaling.add(rewards, ended)
-            self.learner.reward_scale.scale.copy_(self.scaling.scale, non_blocking=True)
+            self.learner.reward_scale.scale.fill_(self.scaling.scale)
 
     def _raise_bad_action(self) -> NoReturn:
         """Raise `DivergedError` for an action that is not finite."""

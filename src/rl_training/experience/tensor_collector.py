@@ -100,7 +100,7 @@ class TensorCollector(Experience):
             )
         device = learner.device
         self.random = DeviceRandom(torch.Generator(device).manual_seed(seeding.device_exploration(seed)))
-        super().__init__(spaces, learner, buffer, env.num_envs, self.random, device, **options)
+        super().__init__(spaces, learner, buffer, env.num_envs, self.random, **options)
         self.env, self.seed = env, seed
         self._checked = CheckedEnv(env, spaces)
         self._blame = Blame(lambda: f"{type(env).__name__} failed (seed {self.seed}, step {self.steps})")

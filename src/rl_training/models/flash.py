@@ -112,7 +112,7 @@ class EnsembleFlash(BatchNormNetwork):
 
     def through(self, x: Tensor, select: Select, normalize: Callable[[Any, Tensor], Tensor]) -> Tensor:
         x = self.linears[0](normalize(self.norms[0], x), select)
-        layers = list(zip(self.linears, self.norms))
+        layers: list[Any] = list(zip(self.linears, self.norms))
         for (expand, first), (contract, second) in zip(layers[1::2], layers[2::2]):
             inner = normalize(first, expand(x, select))
             if self.activation == "relu":

@@ -264,8 +264,7 @@ def running_returns(spec: RunSpec, learner: Learner) -> RunningReturns | None:
     if not spec.resolved[ObservationConfig].normalize_rewards:
         return None
     learner.scale_rewards()
-    on_host = tensor_maker(spec.config, spec.given) is None
-    device = torch.device("cpu") if on_host else learner.device
+    device = None if tensor_maker(spec.config, spec.given) is None else learner.device
     return RunningReturns(spec.config.num_envs, learner.config.gamma, device)
 
 
