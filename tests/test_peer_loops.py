@@ -12,11 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 
 from benchmarks.evidence import judging
+from benchmarks.peers import flashsac as flashsac_peer
 from benchmarks.peers import leanrl, learn, loops, sb3
 from benchmarks.peers.checkouts import commit_of
 from benchmarks.peers.protocol import Evaluated
@@ -554,6 +556,56 @@ def test_agent_of_flashsac_makes_as_many_updates_as_are_asked_for(tmp_path: Path
     assert {name: told[name] for name in expected} == expected
     entry = peer.entry(Rates([4.0]), Rates([2.0]))
     assert (peer.period, entry["peer"], entry["ratio"]) == (2, "FlashSAC:eager", 2.0)
+
+
+class Recorded:
+    """An agent that may start after three transitions, and keeps what it was given."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.seen: list[float] = []
+        self.updates: list[int] = []
+
+    def can_start_training(self) -> bool:
+        return len(self.rows) >= 3
+
+    def sample_actions(self, step: int, before: dict[str, Any], training: bool) -> Any:
+        self.seen.append(float(before["next_observation"][0, 0]))
+        return np.full((1, 1), 0.5, dtype=np.float32)
+
+    def process_transition(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+
+    def update(self) -> None:
+        self.updates.append(len(self.rows))
+
+
+class Counting(gym.Env[Any, Any]):
+    """Observations count up from 10 times the number of the episode; every second episode terminates."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    action_space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
+    episode = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.episode, self.now = self.episode + 1, 10.0 * (self.episode + 1)
+        return np.array([self.now], dtype=np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.now += 1.0
+        over = self.now % 10 == 2
+        return np.array([self.now], dtype=np.float32), self.now, over and self.episode == 2, over, {}
+
+
+def test_whole_runs_of_flashsac_store_final_observations_and_update_after_every_step() -> None:
+    agent = Recorded()
+    assert list(flashsac_peer.train_agent(agent, Counting(), 0, 6)) == [1, 2, 3, 4, 5, 6]
+    ends = [(float(row["observation"][0, 0]), float(row["next_observation"][0, 0])) for row in agent.rows]
+    assert ends == [(10, 11), (11, 12), (20, 21), (21, 22), (30, 31), (31, 32)]
+    assert [bool(row["terminated"][0]) for row in agent.rows] == [False, False, False, True, False, False]
+    assert [bool(row["truncated"][0]) for row in agent.rows] == [False, True, False, True, False, True]
+    assert agent.seen == [21.0, 30.0, 31.0]  # the actions before are random
+    assert agent.updates == [3, 4, 5, 6]
 
 
 def test_ways_of_one_library_are_peers_of_their_own(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from rl_training.display.text import number
 from rl_training.report.grouping import is_offline
 from rl_training.report.reading import Run
 
-_PEERS = {"sb3": "Stable-Baselines3", "d3rlpy": "d3rlpy", "corl": "CORL"}
-_VERSIONS = {"sb3": "stable_baselines3", "d3rlpy": "version", "corl": "checkout"}
+_PEERS = {"sb3": "Stable-Baselines3", "d3rlpy": "d3rlpy", "corl": "CORL", "flashsac": "its authors"}
+_VERSIONS = {"sb3": "stable_baselines3", "d3rlpy": "version", "corl": "checkout", "flashsac": "checkout"}
 
 
 def peers_of(run: Run) -> dict[tuple[str, str], list[Entry]]:

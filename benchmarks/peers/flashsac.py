@@ -1,13 +1,16 @@
-"""The agent of FlashSAC (github.com/Holiday-Robot/FlashSAC) and its `update()`; run by `benchmarks.peers.loops`.
+"""The agent of FlashSAC (github.com/Holiday-Robot/FlashSAC): its `update()` alone, and whole runs.
 
     {"checkout", "settings", "data", "batch", "device", "threads", "tf32"}
 
-The agent has the settings of the checkout's `configs/agent/flashSAC.yaml`, replaced by those of the order, and its
-own buffer on the device. Hydra and JAX, which an update does not need, are not imported.
+is the order of `benchmarks.peers.loops` for updates. The agent has the settings of the checkout's
+`configs/agent/flashSAC.yaml`, replaced by those of the order, and its own buffer on the device. Hydra and JAX,
+which an agent does not need, are not imported. Whole runs (`benchmarks.peers.learn`) call the agent as the authors'
+`train.py` does, with one environment.
 """
 
 import importlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +18,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
+from torch import Tensor
 
-from benchmarks.peers.protocol import Order, Orders
+from benchmarks.peers.protocol import Evaluated, Order, Orders
 from benchmarks.speed.timing import wait
 from rl_training.experiment.strict_yaml import parse_yaml
 
@@ -42,17 +46,22 @@ def load_agent(checkout: Path) -> Any:
             del sys.modules[name]
 
 
-def filled_agent(order: Order) -> Any:
-    checkout, device = Path(order["checkout"]), order["device"]
+def make_agent(checkout: Path, device: str, obs_dim: int, action_dim: int, **changes: Any) -> Any:
+    """An agent with the settings of the checkout's file, replaced by `changes`, and its buffer on the device."""
     module = load_agent(checkout)
     settings = parse_yaml((checkout / CONFIG).read_text(encoding="utf-8"), str(CONFIG)).value
+    settings = {name: value for name, value in settings.items() if name != "agent_type"} | _OF_THE_RUN
+    settings |= {"device_type": device, "buffer_device_type": device, **changes}
+    spaces = [gym.spaces.Box(-1.0, 1.0, (1, size), np.float32) for size in (obs_dim, action_dim)]
+    return module.FlashSACAgent(*spaces, {}, module.FlashSACConfig(**settings))
+
+
+def filled_agent(order: Order) -> Any:
     with np.load(order["data"]) as data:
         rows = {name: torch.from_numpy(data[name]) for name in data.files}
-    settings = {name: value for name, value in settings.items() if name != "agent_type"} | _OF_THE_RUN
-    settings |= {"device_type": device, "buffer_device_type": device, "sample_batch_size": order["batch"]}
-    settings |= {"buffer_max_length": len(rows["rewards"]), **order["settings"]}
-    spaces = [gym.spaces.Box(-1.0, 1.0, (1, rows[name].shape[1])) for name in ("observations", "actions")]
-    agent = module.FlashSACAgent(*spaces, {}, module.FlashSACConfig(**settings))
+    sizes = [rows[name].shape[1] for name in ("observations", "actions")]
+    changes = {"sample_batch_size": order["batch"], "buffer_max_length": len(rows["rewards"]), **order["settings"]}
+    agent = make_agent(Path(order["checkout"]), order["device"], *sizes, **changes)
     fill(agent._replay_buffer, rows)
     return agent
 
@@ -63,6 +72,35 @@ def fill(buffer: Any, rows: dict[str, torch.Tensor]) -> None:
     buffer._terminateds.copy_(rows["terminals"])
     buffer._truncateds.zero_()
     buffer._num_in_buffer = len(rows["rewards"])
+
+
+class FlashSACPolicy(Evaluated):
+    """The agent's policy for this package's evaluator."""
+
+    def __init__(self, agent: Any) -> None:
+        self.agent = agent
+
+    def mode(self, obs: Tensor) -> Tensor:
+        return torch.from_numpy(self.agent.sample_actions(0, {"next_observation": obs}, training=False))
+
+
+def train_agent(agent: Any, env: Any, seed: int, steps: int) -> Iterator[int]:
+    """Train in one environment with actions in [-1, 1]; yields the number of steps after each."""
+    obs, _ = env.reset(seed=seed)
+    env.action_space.seed(seed)
+    for step in range(1, steps + 1):
+        if agent.can_start_training():
+            action = agent.sample_actions(step, {"next_observation": obs[None]}, training=True)[0]
+        else:
+            action = env.action_space.sample()
+        next_obs, reward, terminated, truncated, _ = env.step(action)
+        one = {"observation": obs, "action": action, "reward": np.float32(reward), "terminated": terminated}
+        one |= {"truncated": truncated, "next_observation": next_obs}
+        agent.process_transition({name: np.asarray(value)[None] for name, value in one.items()})
+        obs = env.reset()[0] if terminated or truncated else next_obs
+        if agent.can_start_training():
+            agent.update()
+        yield step
 
 
 def main() -> None:

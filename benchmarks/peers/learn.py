@@ -4,11 +4,13 @@
     python -m benchmarks.peers.learn d3rlpy STUDY --data DIR --python PYTHON [--algo crr awac iql]
     python -m benchmarks.peers.learn corl STUDY --data DIR --checkout DIR [--algo td3_bc iql]
     python -m benchmarks.peers.learn corl STUDY --data DIR --checkout DIR --algo rebrac --python PYTHON
+    python -m benchmarks.peers.learn flashsac STUDY --checkout DIR [--env HalfCheetah-v4]
 
 A peer has the networks, batch size, observations and number of updates of each configuration of the study that its
 library has the algorithm of; the rest are its own defaults, or what CORL published for the data set. If CORL has no
 penalty weights of ReBRAC for the data set, they are the configuration's. Stable-Baselines3 also gets the other
-settings of SAC and TD3. `--python` is a Python with d3rlpy, or for ReBRAC with jax, flax, optax and chex.
+settings of SAC and TD3. FlashSAC's own agent has the settings of its file, with our batch size, buffer and start;
+it is not compiled. `--python` is a Python with d3rlpy, or for ReBRAC with jax, flax, optax and chex.
 Results are kept in `benchmarks/results/peers.json` and shown with the study's (`python -m benchmarks.evidence
 render`). Several commands may run at the same time.
 """
@@ -29,7 +31,8 @@ import torch
 
 from benchmarks import report
 from benchmarks.evidence.judging import SEED
-from benchmarks.peers import sb3
+from benchmarks.peers import flashsac, sb3
+from benchmarks.peers.checkouts import commit_of
 from benchmarks.peers.d3rlpy import D3rlpyLearner, write_rows
 from benchmarks.peers.loops import CorlLearner, libraries, published_settings
 from benchmarks.report import Entry, Results
@@ -50,6 +53,7 @@ ALGORITHMS = {
     "sb3": ("sac", "td3"),
     "d3rlpy": ("bc", "cql", "crr", "awac", "iql"),
     "corl": ("td3_bc", "iql", "rebrac"),
+    "flashsac": ("flash_sac",),
 }
 # Those of d3rlpy for discrete actions, with the settings of the studies `discrete-…`.
 DISCRETE = {
@@ -95,18 +99,20 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("library", choices=ALGORITHMS)
     parser.add_argument("study", type=Path)
     parser.add_argument("--algo", nargs="+", help="only these algorithms of the study")
+    parser.add_argument("--env", nargs="+", help="only these environments of the study")
     parser.add_argument("--seeds", type=int, nargs="+", help="instead of the study's")
     parser.add_argument("--data", type=Path, metavar="DIR", help="folder of the data files that the study names")
     parser.add_argument("--device", help="instead of the study's")
     parser.add_argument("--episodes", type=int, default=10)
     parser.add_argument("--minutes", type=float, help="stop runs and evaluate them after this time")
     parser.add_argument("--python", default="python", help="a Python with d3rlpy, or with jax for ReBRAC")
-    parser.add_argument("--checkout", type=Path, metavar="DIR", help="a checkout of CORL")
+    parser.add_argument("--checkout", type=Path, metavar="DIR", help="a checkout of CORL or FlashSAC")
     options = parser.parse_args(given)
-    if options.library == "corl":
+    if options.library in ("corl", "flashsac"):
         if options.checkout is None:
-            parser.error("corl needs --checkout")
-        libraries(options.checkout, None, None)  # a wrong folder is reported before anything runs
+            parser.error(f"{options.library} needs --checkout")
+        corl = options.library == "corl"  # a wrong folder is reported before anything runs
+        libraries(options.checkout if corl else None, None, None, None if corl else options.checkout)
     return options
 
 
@@ -114,6 +120,8 @@ def peer_settings(options: argparse.Namespace, config: TrainConfig) -> tuple[dic
     """Settings of the peer beyond those that every library gets, and what they are called."""
     if options.library == "sb3":
         return {}, "ours"
+    if options.library == "flashsac":
+        return {}, "its file's, not compiled"
     if options.library == "corl":
         names = [path.stem.partition("-") for path in files_of(config)]
         task, quality = names[0][0], "-".join(name for _, _, name in names)
@@ -132,6 +140,7 @@ def jobs(options: argparse.Namespace) -> Iterator[Job]:
     """A job for each configuration that the library has the algorithm of, and each seed."""
     found = read_description(options.study, Location.of(options.data, options.device))
     wanted = [one for one in found.wanted if one.config.algo in (options.algo or ALGORITHMS[options.library])]
+    wanted = [one for one in wanted if options.env is None or one.config.env_id in options.env]
     if missing := set(options.algo or ()) - set(ALGORITHMS[options.library]):
         raise SystemExit(f"{options.library} has no {', '.join(sorted(missing))} here")
     deadline = time.time() + 60 * options.minutes if options.minutes else None
@@ -145,6 +154,31 @@ def jobs(options: argparse.Namespace) -> Iterator[Job]:
                       options.python, options.checkout)  # fmt: skip
 
 
+class Curve:
+    """Evaluates a policy of a peer at the intervals of the configuration, and at the end."""
+
+    def __init__(self, job: Job, policy: Any) -> None:
+        self._job, self._policy = job, policy
+        self._evaluator = Evaluator(job.config, spaces_of(job.config), seed=SEED)
+        self._interval = resolve(job.config)[ControlConfig].eval_interval
+        self._started = time.perf_counter()
+        self.points: list[tuple[int, float, float]] = []
+
+    def add(self, step: int) -> None:
+        """Evaluate if `step` is a multiple of the interval."""
+        if self._interval and step % self._interval == 0:
+            metrics = self._evaluator.run(self._policy, self._job.config.eval_episodes)
+            self.points.append((step, metrics["eval_return_mean"], time.perf_counter() - self._started))
+            print(f"{self._job.key}: {self.points[-1][1]:.1f} after {step:,} steps", flush=True)
+
+    def end(self, steps: int, updates: int) -> Entry:
+        """The entry of the run."""
+        seconds = time.perf_counter() - self._started
+        final = self._evaluator.run(self._policy, self._job.episodes)
+        self._evaluator.close()
+        return {"steps": steps, "updates": updates, "seconds": seconds, "curve": self.points, "final": final}
+
+
 def train_sb3(job: Job) -> Entry:
     """An agent of Stable-Baselines3 with the settings of the configuration."""
     import gymnasium as gym
@@ -152,25 +186,38 @@ def train_sb3(job: Job) -> Entry:
 
     config = job.config
     agent = sb3.agent_of(config, gym.make(config.env_id or "", **config.env_kwargs))
-    evaluator = Evaluator(config, spaces_of(config), seed=SEED)
-    interval = resolve(config)[ControlConfig].eval_interval
-    policy: Any = sb3.SB3Policy(agent)
-    curve: list[tuple[int, float, float]] = []
-    started = time.perf_counter()
+    curve = Curve(job, sb3.SB3Policy(agent))
 
-    class Curve(BaseCallback):
+    class Evaluate(BaseCallback):
         def _on_step(self) -> bool:
-            if interval and self.num_timesteps % interval == 0:
-                metrics = evaluator.run(policy, config.eval_episodes)
-                curve.append((self.num_timesteps, metrics["eval_return_mean"], time.perf_counter() - started))
+            curve.add(self.num_timesteps)
             return not job.over
 
-    agent.learn(config.total_timesteps, callback=Curve())
-    seconds = time.perf_counter() - started
-    final = evaluator.run(policy, job.episodes)
-    evaluator.close()
-    steps, updates = agent.num_timesteps, agent._n_updates
-    return {"steps": steps, "updates": updates, "seconds": seconds, "curve": curve, "final": final}
+    agent.learn(config.total_timesteps, callback=Evaluate())
+    return curve.end(agent.num_timesteps, agent._n_updates)
+
+
+def train_flashsac(job: Job) -> Entry:
+    """FlashSAC's own agent in one environment, as its `train.py` trains it."""
+    import gymnasium as gym
+
+    config, settings, spaces = job.config, resolve(job.config).to_dict(), spaces_of(job.config)
+    seed, device = config.seed or 0, choose_device(config.device)
+    torch.manual_seed(seed)
+    torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
+    env = gym.wrappers.RescaleAction(gym.make(config.env_id or "", **config.env_kwargs), -1.0, 1.0)
+    assert job.checkout is not None
+    agent = flashsac.make_agent(
+        job.checkout, device.type, spaces.obs_dim, spaces.action_dim, use_compile=False, use_amp=False,
+        sample_batch_size=settings["batch_size"], buffer_max_length=settings["buffer_capacity"],
+        buffer_min_length=settings["learning_starts"],
+    )  # fmt: skip
+    curve, step = Curve(job, flashsac.FlashSACPolicy(agent)), 0
+    for step in flashsac.train_agent(agent, env, seed, config.total_timesteps):
+        curve.add(step)
+        if job.over:
+            break
+    return curve.end(step, agent._update_step) | {"peer_versions": {"checkout": commit_of(job.checkout)}}
 
 
 def data_of(config: TrainConfig, extras: tuple[Column, ...] = (), **changes: Any) -> TransitionDataset:
@@ -252,7 +299,7 @@ def learned(job: Job, peer: Any, update: Callable[[int], Any], started: float) -
     return {"steps": done, "updates": done, "seconds": seconds, "curve": [], "final": final}
 
 
-_TRAIN = {"sb3": train_sb3, "d3rlpy": train_d3rlpy, "corl": train_corl}
+_TRAIN = {"sb3": train_sb3, "d3rlpy": train_d3rlpy, "corl": train_corl, "flashsac": train_flashsac}
 
 
 def perform(job: Job) -> Entry:
