@@ -9,8 +9,8 @@
 A peer has the networks, batch size, observations and number of updates of each configuration of the study that its
 library has the algorithm of; the rest are its own defaults, or what CORL published for the data set. If CORL has no
 penalty weights of ReBRAC for the data set, they are the configuration's. Stable-Baselines3 also gets the other
-settings of SAC and TD3. FlashSAC's own agent has the settings of its file, with our batch size, buffer and start;
-it is not compiled. `--python` is a Python with d3rlpy, or for ReBRAC with jax, flax, optax and chex.
+settings of SAC and TD3. FlashSAC's own agent has the settings of its file, with our networks, batch size, buffer
+and start; it is not compiled. `--python` is a Python with d3rlpy, or for ReBRAC with jax, flax, optax and chex.
 Results are kept in `benchmarks/results/peers.json` and shown with the study's (`python -m benchmarks.evidence
 render`). Several commands may run at the same time.
 """
@@ -209,6 +209,8 @@ def train_flashsac(job: Job) -> Entry:
     assert job.checkout is not None
     agent = flashsac.make_agent(
         job.checkout, device.type, spaces.obs_dim, spaces.action_dim, use_compile=False, use_amp=False,
+        actor_hidden_dim=settings["hidden_sizes"][0],
+        critic_hidden_dim=(settings["critic_hidden_sizes"] or settings["hidden_sizes"])[0],
         sample_batch_size=settings["batch_size"], buffer_max_length=settings["buffer_capacity"],
         buffer_min_length=settings["learning_starts"],
     )  # fmt: skip
