@@ -13,7 +13,7 @@ from torch import Tensor
 from rl_training.algorithms import CQL, DDPG, REDQ, RLPD, SAC, TD3, TQC, CrossQ, FlashSAC, Learner
 from rl_training.environments.torch_envs import TorchPendulum
 from rl_training.errors import ConfigError
-from rl_training.experience.protocol import in_random_block
+from rl_training.experience.base import in_random_block
 from rl_training.experiment.checkpointing import find_checkpoint, read_checkpoint
 from rl_training.experiment.compat import with_defaults_of
 from rl_training.experiment.config import TrainConfig

@@ -1095,7 +1095,7 @@ _COLLECTING = [
     _mistake(
         "sampling",
         "the collector takes one random step too many",
-        "experience/protocol.py",
+        "experience/base.py",
         "return self.steps < self.random_steps",
         "return self.steps <= self.random_steps",
         "test_collector.py",

@@ -22,7 +22,7 @@ from rl_training.environments.pool import too_long
 from rl_training.environments.running import BATCH, Episode, Pool, Steps
 from rl_training.errors import DivergedError, EnvironmentFailure
 from rl_training.experience.acting import ActingPolicy
-from rl_training.experience.protocol import WINDOW, Experience
+from rl_training.experience.base import WINDOW, Experience
 from rl_training.experiment.checkpointing import Saved
 from rl_training.spaces import SpaceSpec
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from rl_training.algorithms.execution import JointRandom, is_by_rows
 from rl_training.experience.acting import WeightTransfer
+from rl_training.experience.base import Experience
 from rl_training.experience.collector import Collector
-from rl_training.experience.protocol import Experience
 from rl_training.models.arrays import JointPolicy, fits_arrays
 
 # Arguments of `Collector.send`: internal actions, and the same in the environments' units.

@@ -22,8 +22,8 @@ from rl_training.environments.running import Blame
 from rl_training.environments.tensor_env import ActionScaling, CheckedEnv, TensorEnv
 from rl_training.errors import ConfigError, DivergedError
 from rl_training.experience.acting import ActingPolicy
+from rl_training.experience.base import WINDOW, Experience
 from rl_training.experience.collector import random_actions
-from rl_training.experience.protocol import WINDOW, Experience
 from rl_training.experiment.checkpointing import Saved
 from rl_training.spaces import SpaceSpec
 

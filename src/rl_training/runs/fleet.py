@@ -22,9 +22,9 @@ from typing import Any
 from rl_training.display.progress import Progress
 from rl_training.errors import ClaimLost, RLTrainingError, RunInUse
 from rl_training.experience.acting import fetch_together
+from rl_training.experience.base import Experience
 from rl_training.experience.collector import Collector, step_together
 from rl_training.experience.joint_acting import Actions, JointActing
-from rl_training.experience.protocol import Experience
 from rl_training.experiment.runs import amend_record, end_of, read_run_record
 from rl_training.memory import available_memory, human_bytes, room_on_gpu
 from rl_training.runs.console import Display, MemberProgress

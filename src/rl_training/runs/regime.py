@@ -14,7 +14,7 @@ from rl_training.algorithms.base import Learner
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.sources import BatchSource
 from rl_training.experience.acting import ActingPolicy
-from rl_training.experience.protocol import Experience
+from rl_training.experience.base import Experience
 from rl_training.runs.callbacks import Callback
 from rl_training.runs.clock import Clock
 from rl_training.runs.session import Session

@@ -11,7 +11,7 @@ from rl_training.data.loading import DatasetConfig
 from rl_training.data.n_step import NStepConfig
 from rl_training.data.sources import MixedSource
 from rl_training.errors import ConfigError
-from rl_training.experience.protocol import Experience
+from rl_training.experience.base import Experience
 from rl_training.experiment.checkpointing import checkpoint_errors
 from rl_training.runs.changes import Changes, differences
 from rl_training.runs.clock import Clock

@@ -17,9 +17,9 @@ from rl_training.environments.making import spaces_of
 from rl_training.environments.pool import make_pool
 from rl_training.environments.user_environments import require_tensor_settings, tensor_maker
 from rl_training.errors import ConfigError, MemoryLimitError
+from rl_training.experience.base import Experience
 from rl_training.experience.collector import MANY, Collector
 from rl_training.experience.moments import ObservationConfig, RunningMoments, RunningReturns
-from rl_training.experience.protocol import Experience
 from rl_training.experience.tensor_collector import TensorCollector
 from rl_training.experiment.checkpointing import checkpoint_errors
 from rl_training.experiment.config import TrainConfig
