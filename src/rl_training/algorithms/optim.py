@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -118,8 +119,8 @@ def project(spheres: Sequence[Sphere]) -> None:
     This is compiled apart from steps: torch 2.11 cannot compile its sums and list operations as one.
     """
     for tensors, axis, radius, epsilon in spheres:
-        square = torch.stack([tensor.square().sum(axis, keepdim=True) for tensor in tensors]).sum(0)
-        scale = radius * torch.rsqrt(square + epsilon)
+        squares = reduce(torch.add, [tensor.square() for tensor in tensors])
+        scale = radius * torch.rsqrt(squares.sum(axis, keepdim=True) + epsilon)
         for tensor in tensors:
             tensor.mul_(scale)
 
