@@ -13,13 +13,13 @@ from rl_training.cli import main
 from rl_training.errors import CheckpointError, ConfigError, DatasetError
 from rl_training.experiment import files
 from rl_training.experiment.compat import ADDED_SINCE_0_2
-from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.config import TrainConfig, load_config
 from rl_training.experiment.registry import list_algorithm_specs, resolve
 from rl_training.study import Study, planning
 from rl_training.study.description import read_description
 from rl_training.study.plan import Plan, hash_of, identity, read_plan
 from rl_training.study.trials import require_data
-from tests.runs import tiny
+from tests.runs import tiny, train
 from tests.studies import study_in, tiny_study
 
 
@@ -257,6 +257,23 @@ def test_a_default_that_is_spelt_out_is_the_same_trial(tmp_path: Path) -> None:
     default = plan_of(tmp_path / "a").configurations[0].settings["algo_kwargs"]["gamma"]
     spelt = plan_of(tmp_path / "b", set={"gamma": default})
     assert spelt.trials == plan_of(tmp_path / "a").trials
+
+
+@pytest.mark.parametrize("algo", ["bc", "cql", "iql"])
+def test_discrete_actions_have_their_own_settings_and_defaults(algo: str, tmp_path: Path) -> None:
+    """Those that a single run of the same file records."""
+    fields = {"env_id": "CartPole-v1", "total_timesteps": 20, "device": "cpu", "eval_episodes": 0}
+    fields |= {"dataset_kind": "random", "dataset_size": 50, "hidden_sizes": [8], "batch_size": 8}
+    made = Study({"name": "discrete", "base": f"{algo}/cartpole", "set": fields, "seeds": [0]}, output_dir=tmp_path)
+    (planned,) = made.plan(1).configurations
+    made.run()
+    assert [one["status"] for one in made.frame()] == ["done"]
+    settings = {key: fields.pop(key) for key in ("dataset_kind", "dataset_size", "hidden_sizes", "batch_size")}
+    config = load_config(f"{algo}/cartpole").config
+    kwargs = {**config.algo_kwargs, **settings}
+    alone = train(config.replace(**fields, algo_kwargs=kwargs, output_dir=str(tmp_path / "alone"), seed=0))
+    recorded = json.loads((alone.checkpoint_path / "config.json").read_text(encoding="utf-8"))
+    assert planned.settings["algo_kwargs"] == recorded["algo_kwargs"]
 
 
 def test_the_first_seeds_of_all_configurations_come_first(tmp_path: Path) -> None:

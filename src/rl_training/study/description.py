@@ -15,21 +15,26 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import BeforeValidator, Field
 
 from rl_training.display.output import note
-from rl_training.errors import ConfigError
+from rl_training.environments.making import spaces_of
+from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.experiment.config import PlainMapping, TrainConfig, load_config, put_setting
 from rl_training.experiment.registry import setting_names, spec_of
 from rl_training.runs.init_from import find_origin
+from rl_training.runs.spec import RunSpec
 from rl_training.runtime.online import OnlineConfig, require_updates
 from rl_training.settings import PathText, PositiveInt, Settings, at_home, list_as_tuple, seed_list
+from rl_training.spaces import SpaceSpec
 from rl_training.study.document import StudyDocument, plain_name
 from rl_training.study.plan import LONGEST_TIMEOUT, MOST_THREADS, described
 
@@ -315,7 +320,7 @@ def checked(values: Mapping[str, Any], label: str, seed: int) -> TrainConfig:
         config = TrainConfig(**values)
         spec = spec_of(config)
         one = config if config.init_from is None else config.replace(seed=seed, seeds=None)
-        run = spec.run_spec(one)
+        run = _for_actions(spec.run_spec(one))
         if run.regime.name == "online":
             online = run.resolved[OnlineConfig]
             require_updates(run, online, online.earned(config.total_timesteps))
@@ -323,6 +328,24 @@ def checked(values: Mapping[str, Any], label: str, seed: int) -> TrainConfig:
         raise ConfigError(f"{label}: {error}" if label else str(error), key=error.key) from None
     kwargs = run.resolved.to_dict()
     return config.replace(algo=spec.name, algo_kwargs=kwargs, plugin=spec.plugin, allow_import=False)
+
+
+def _for_actions(run: RunSpec) -> RunSpec:
+    """`run` with the settings for the actions of its environment, if discrete ones have settings of their own."""
+    if run.sections.discrete is None or run.config.env_id is None:
+        return run
+    config = run.config.replace(algo_kwargs={}, seed=None, seeds=None)  # what its environment does not depend on
+    spaces = _spaces(json.dumps(config.to_dict(), sort_keys=True))
+    return run if spaces is None else run.for_actions(spaces, run.config.env_id)
+
+
+@lru_cache(maxsize=64)
+def _spaces(settings: str) -> SpaceSpec | None:
+    """The spaces of the environment of a configuration in JSON; None if creating it fails, as its runs report."""
+    try:
+        return spaces_of(TrainConfig(**json.loads(settings)))
+    except RLTrainingError:
+        return None
 
 
 def require_origins(configs: Iterable[TrainConfig], seeds: Iterable[int]) -> None:
