@@ -188,9 +188,17 @@ def _line(kept: Kept, result: Result, runs: Sequence[Run]) -> list[str]:
     seconds = [run.seconds for run in runs if run.seconds]
     minutes = "–" if not seconds else f"{statistics.median(seconds) / 60:.1f}"
     together = max(run.members for run in runs)
-    return [result.method, counted, f"{result.step:,.0f}", *_scores(result),
-            " / ".join(f"{count:,}" for count in sorted(updates)),
+    return [result.method, counted, _steps(result, runs), *_scores(result), _numbers(updates),
             minutes + (f" ({together} trained together)" if together > 1 else ""), _commits(runs)]  # fmt: skip
+
+
+def _numbers(found: Iterable[int]) -> str:
+    return " / ".join(f"{one:,}" for one in sorted(found))
+
+
+def _steps(result: Result, runs: Iterable[Run]) -> str:
+    """Environment steps, without updates before the first one; several numbers if runs stopped by themselves."""
+    return _numbers({int(run.metrics.get("global_step", result.step)) for run in runs})
 
 
 def _planned(kept: Kept, run: Run) -> int:
@@ -361,7 +369,7 @@ def _summary_line(kept: Kept, result: Result, run: Run, name: str) -> list[str]:
     data = kept["data"].get(run.dataset["name"]) if is_offline(run) else None
     others = [one for one in published(run.env_id, result.step) if one.algo == run.algo and not run.dataset]
     told = [f"{_published_return(one)}{_compared(one, result)}" for one in others]
-    return [result.task, name, text_of(result.chosen), str(result.seeds), f"{result.step:,.0f}",
+    return [result.task, name, text_of(result.chosen), str(result.seeds), _steps(result, [run]),
             "" if data is None else number(data["mean"]), best_peer(run, result.step), "".join(told),
             f"[{kept['study']}](results/{kept['study']}.md)"]  # fmt: skip
 
