@@ -100,7 +100,7 @@ class RunningReturns:
     """
 
     def __init__(self, num_envs: int, gamma: float, device: torch.device | None = None) -> None:
-        """`device`: of the tensors; None for NumPy, which is ten times as fast for few environments."""
+        """`device`: of the tensors; None for NumPy, which is faster for few environments."""
         self._gamma, self._moments = gamma, RunningMoments(1, device)
         self._current: Any = np.zeros(num_envs)
         self._largest: Any = np.zeros(())

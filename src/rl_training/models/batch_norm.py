@@ -24,7 +24,7 @@ EPSILON, MOMENTUM = 1e-5, 0.01
 
 
 class Moments(NamedTuple):
-    """Moments of the rows of `x [N, B, F]`: `shifted` is x without its first row `origin`, the others `[N, 1, F]`.
+    """Moments of the rows of `x [N, B, F]`: `shifted` is x less its first row `origin`; the others are `[N, 1, F]`.
 
     Mean and biased variance are sums over the same differences. So neither they nor their gradients need one sum
     after another, unlike deviations from the mean; and differences keep the digits that squares of `x` would lose.
