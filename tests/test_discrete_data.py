@@ -65,6 +65,20 @@ def test_minari(minari_root: Path) -> None:
     assert actions_of(data) == (NUMBERS - 1).tolist()
 
 
+@pytest.mark.parametrize("number", [np.int64(4), np.array(4), np.uint8(4)])
+def test_a_number_of_actions_may_be_numpys(number: Any) -> None:
+    """It is stored with the policy, as plain data."""
+    spaces = TransitionDataset.from_arrays(**columns(NUMBERS), num_actions=number, start=np.int32(0)).spaces
+    assert spaces == SpaceSpec(3, num_actions=4, action_dtype="int64")
+    assert type(spaces.num_actions) is type(spaces.start) is int
+
+
+@pytest.mark.parametrize("number", [4.0, np.array([4]), "4"])
+def test_a_number_of_actions_that_is_not_whole_is_refused(number: Any) -> None:
+    with pytest.raises(DatasetError, match="num_actions must be a whole number, got"):
+        TransitionDataset.from_arrays(**columns(NUMBERS), num_actions=number)
+
+
 def test_a_column_of_one_is_a_column(tmp_path: Path) -> None:
     data = TransitionDataset.from_arrays(**columns(NUMBERS[:, None]), num_actions=3)
     assert actions_of(data) == NUMBERS.tolist()

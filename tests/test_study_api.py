@@ -96,6 +96,26 @@ def test_tasks_are_not_compared_with_each_other(tmp_path: Path) -> None:
         made.best()
 
 
+def test_environments_are_not_compared_with_each_other(tmp_path: Path) -> None:
+    """Not even in tasks of one file. Tasks of several files are compared if their environment is named."""
+    fields = tiny_study(grid={"env_id": ["CartPole-v1", "Acrobot-v1"]}, seeds=[0])
+    del fields["set"]["env_id"]
+    made = Study(fields, output_dir=tmp_path / "environments")
+    made.plan()
+    with pytest.raises(ConfigError, match="name one environment as the task: CartPole-v1, Acrobot-v1"):
+        made.best()
+    with pytest.raises(ConfigError, match="select: name one environment as the task"):
+        made.select("return")
+    with pytest.raises(ConfigError, match="no configuration has all its trials done"):
+        made.best(task="Acrobot-v1")
+    fields = tiny_study(tasks=[{"config": "dqn/cartpole"}, {"config": "dqn/lunarlander"}], seeds=[0])
+    del fields["base"]
+    files = Study(fields, output_dir=tmp_path / "files")
+    files.plan()
+    with pytest.raises(ConfigError, match="no configuration has all its trials done"):
+        files.best(task="CartPole-v1")
+
+
 def test_a_study_is_opened_by_its_folder(study: Study) -> None:
     assert Study(study.folder).frame() == study.frame()
     assert rl_training.Study is Study

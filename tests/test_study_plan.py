@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -274,6 +275,26 @@ def test_discrete_actions_have_their_own_settings_and_defaults(algo: str, tmp_pa
     alone = train(config.replace(**fields, algo_kwargs=kwargs, output_dir=str(tmp_path / "alone"), seed=0))
     recorded = json.loads((alone.checkpoint_path / "config.json").read_text(encoding="utf-8"))
     assert planned.settings["algo_kwargs"] == recorded["algo_kwargs"]
+
+
+def test_discrete_data_without_an_environment_have_their_own_settings(tmp_path: Path) -> None:
+    rng, rows = np.random.default_rng(0), 40
+    columns = {"observations": rng.normal(size=(rows, 2)).astype(np.float32), "actions": rng.integers(3, size=rows)}
+    columns |= {"rewards": rng.normal(size=rows).astype(np.float32), "terminals": np.ones(rows, np.bool_)}
+    np.savez(tmp_path / "data.npz", **columns, timeouts=np.zeros(rows, np.bool_), num_actions=3)  # type: ignore[arg-type]
+    fields = {"env_id": None, "total_timesteps": 20, "device": "cpu", "hidden_sizes": [8], "batch_size": 8}
+    fields |= {"dataset_kind": "npz", "dataset_path": str(tmp_path / "data.npz")}
+    made = Study({"name": "data", "base": "cql/cartpole", "set": fields, "seeds": [0]}, output_dir=tmp_path)
+    made.run()
+    assert [one["status"] for one in made.frame()] == ["done"]
+
+
+@pytest.mark.parametrize("grid", [{"n_step": [1, 3]}, {"network": ["mlp", "simba"]}, {"residual_blocks": [2, 3]}])
+def test_a_setting_that_0_2_did_not_have_may_vary_from_its_default_on(grid: dict[str, Any], tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, grid=grid, seeds=[0])
+    assert [one.changes for one in plan.configurations] == [
+        {f"algo_kwargs.{k}": v} for k, vs in grid.items() for v in vs
+    ]
 
 
 def test_the_first_seeds_of_all_configurations_come_first(tmp_path: Path) -> None:

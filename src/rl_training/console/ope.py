@@ -112,7 +112,7 @@ def select(
         str | None,
         typer.Option(metavar="FILE", help="Logged data; by default the training data, with --episodes none."),
     ] = None,
-    task: Annotated[str | None, typer.Option(help="The task, if the study has several.")] = None,
+    task: Annotated[str | None, typer.Option(help="The task or the environment, if the study has several.")] = None,
     anyway: Annotated[
         bool, typer.Option("--anyway", help="Select despite reasons to abstain (exit code 5).")
     ] = False,

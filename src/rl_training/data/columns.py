@@ -62,6 +62,14 @@ def bounds_of(value: ArrayLike | None) -> tuple[float, ...] | None:
     return None if value is None else tuple(np.asarray(value, dtype=np.float64).reshape(-1).tolist())
 
 
+def _whole(name: str, key: str, value: Any) -> int:
+    """A whole number, also of NumPy; 0 for None."""
+    number = np.asarray(0 if value is None else value)
+    if number.ndim != 0 or number.dtype.kind not in "iu":
+        raise DatasetError(f"{name}: {key} must be a whole number, got {value!r}")
+    return int(number)
+
+
 @dataclass
 class Columns:
     """The columns of one data set and the action space that its source declares.
@@ -92,10 +100,8 @@ class Columns:
                 raise DatasetError(f"{name}: unknown column {key!r}{nearest(str(key), known)}")
         low, high = (bounds_of(given.get(key)) for key in SPACE[:2])
         data = {key: ArrayColumn(np.asarray(given[key])) for key in known if given.get(key) is not None}
-        inside = bool(given.get(ENDS_AT_TIMEOUTS))
-        return cls(
-            name, data, low, high, given.get("num_actions") or 0, given.get("start") or 0, ends_at_timeouts=inside
-        )
+        count, start = (_whole(name, key, given.get(key)) for key in SPACE[2:])
+        return cls(name, data, low, high, count, start, ends_at_timeouts=bool(given.get(ENDS_AT_TIMEOUTS)))
 
     def __post_init__(self) -> None:
         found = ", ".join([*self.data, *self.ignored[:_MOST_IGNORED]])

@@ -18,7 +18,7 @@ from rl_training.data.formats.minari import minari_folder
 from rl_training.data.formats.own import find_reader
 from rl_training.data.packing import allocate_rows
 from rl_training.data.placement import MemoryBudget, PackedFile
-from rl_training.data.validation import with_action_space
+from rl_training.data.validation import counted_spaces, declared_spaces, with_action_space
 from rl_training.errors import ConfigError
 from rl_training.ogbench import PREFIX
 from rl_training.settings import (
@@ -257,6 +257,15 @@ def load_dataset(
         if build.nbytes <= room or packed_file is None:
             return build.into(allocate_rows(build.name, *build.shape, memory_limit=room))
         return unpacked(packed_file.make(build.shape, build.contents, room), _name(config), spaces, budgets, extras)
+
+
+def spaces_of_data(config: DatasetConfig) -> SpaceSpec | None:
+    """The spaces of data that need no environment, without loading their rows; None if their bounds are unknown."""
+    found = config.choices()[0].open(None)
+    assert isinstance(found, Columns), "data are collected in an environment"
+    with found:
+        columns = config.with_bounds(found)
+        return declared_spaces(columns) or counted_spaces(columns)
 
 
 def _packed_file(

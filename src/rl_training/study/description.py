@@ -25,11 +25,12 @@ from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import BeforeValidator, Field
 
+from rl_training.data.loading import DatasetConfig, spaces_of_data
 from rl_training.display.output import note
 from rl_training.environments.making import spaces_of
 from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.experiment.config import PlainMapping, TrainConfig, load_config, put_setting
-from rl_training.experiment.registry import setting_names, spec_of
+from rl_training.experiment.registry import resolve, setting_names, spec_of
 from rl_training.runs.init_from import find_origin
 from rl_training.runs.spec import RunSpec
 from rl_training.runtime.online import OnlineConfig, require_updates
@@ -331,19 +332,21 @@ def checked(values: Mapping[str, Any], label: str, seed: int) -> TrainConfig:
 
 
 def _for_actions(run: RunSpec) -> RunSpec:
-    """`run` with the settings for the actions of its environment, if discrete ones have settings of their own."""
-    if run.sections.discrete is None or run.config.env_id is None:
+    """`run` with the settings for the actions of its environment or data, if discrete ones have their own."""
+    if run.sections.discrete is None:
         return run
-    config = run.config.replace(algo_kwargs={}, seed=None, seeds=None)  # what its environment does not depend on
+    data = {} if run.config.env_id is not None else run.resolved[DatasetConfig].model_dump(mode="json")
+    config = run.config.replace(algo_kwargs=data, seed=None, seeds=None)  # all that the spaces depend on
     spaces = _spaces(json.dumps(config.to_dict(), sort_keys=True))
-    return run if spaces is None else run.for_actions(spaces, run.config.env_id)
+    return run if spaces is None else run.for_actions(spaces, run.config.env_id or "the data")
 
 
 @lru_cache(maxsize=64)
 def _spaces(settings: str) -> SpaceSpec | None:
-    """The spaces of the environment of a configuration in JSON; None if creating it fails, as its runs report."""
+    """The spaces of a configuration in JSON; None if its environment or data cannot be used, as its runs report."""
+    config = TrainConfig(**json.loads(settings))
     try:
-        return spaces_of(TrainConfig(**json.loads(settings)))
+        return spaces_of(config) if config.env_id is not None else spaces_of_data(resolve(config)[DatasetConfig])
     except RLTrainingError:
         return None
 

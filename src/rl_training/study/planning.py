@@ -209,7 +209,8 @@ def at_default(config: TrainConfig, names: Iterable[str]) -> bool:
         if name in TrainConfig.model_fields:
             unset[name] = TrainConfig.model_fields[name].get_default(call_default_factory=True)
     now = identity(config.to_dict())
-    return all(now[name] == unset[name] for name in names)
+    # An identity does not contain a setting that 0.2 did not have if it is at its default.
+    return all(name in unset and now[name] == unset[name] for name in names)
 
 
 def _with_wanted(plan: Plan, description: Description) -> Plan:

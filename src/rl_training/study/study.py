@@ -205,7 +205,7 @@ class Study:
         """The configuration with the highest `metric`, or the `lowest`, averaged over its seeds `by` a robust mean.
 
         Only configurations whose trials are all done are compared. If the study has several tasks, name one as its
-        file does: returns of different tasks cannot be compared.
+        file does, or an environment: returns in different environments cannot be compared.
         """
         if by not in _MEASURES:
             raise ConfigError(f"by must be one of {', '.join(_MEASURES)}, got {by!r}")
@@ -223,7 +223,7 @@ class Study:
         `by="fqe"` selects by `dataset=…`, by default the data they learned from, or abstains (`options`: `anyway`,
         `episodes`, and those of `rl_training.ope`). `by="return"` selects the configuration whose last evaluations
         have the highest interquartile mean, as `best` does, and of its seeds the one with the highest return. If
-        the study has several tasks, name one.
+        the study has several tasks, name one of them or an environment.
         """
         from rl_training.off_policy_evaluation.selecting import RETURN, Candidate, by_fqe, by_return
 
@@ -260,11 +260,14 @@ class Study:
 
 
 def _of_task(records: list[dict[str, Any]], task: str | None, caller: str) -> list[dict[str, Any]]:
-    """The records of `task`, which may be None if the study has only one."""
-    found = [record for record in records if task in (None, record["task"])]
-    if len({record["task"] for record in found}) != 1:
+    """The records of `task`, a file or an environment; None if the study has one file and one environment."""
+    found = [record for record in records if task in (None, record["task"], record["env_id"])]
+    files, envs = (dict.fromkeys(record[name] for record in found) for name in ("task", "env_id"))
+    if len(files) != 1 and task not in envs:
         tasks = ", ".join(dict.fromkeys(record["task"] for record in records))
         raise ConfigError(f"{caller}: name one task of this study: {tasks}", key="task")
+    if len(envs) != 1:
+        raise ConfigError(f"{caller}: name one environment as the task: {', '.join(map(str, envs))}", key="task")
     return found
 
 
