@@ -130,11 +130,13 @@ def require_updates(spec: RunSpec, online: OnlineConfig, updates: int) -> None:
     """Raise if a new run would end before its first update."""
     if updates == 0 and spec.checkpoint is None:
         total = spec.config.total_timesteps
-        every = f" and then every {online.train_frequency} steps" if online.train_frequency > 1 else ""
+        rare = online.train_frequency > 1
+        every = f", and come every {online.train_frequency:,} steps (train_frequency)" if rare else ""
         raise ConfigError.of(
             "total_timesteps",
             f"{total:,} steps end before the first update: updates begin after learning_starts, "
-            f"{online.first_steps:,} steps{every}; raise total_timesteps or lower learning_starts",
+            f"{online.first_steps:,} steps{every}; raise total_timesteps or lower "
+            f"{'one of these' if rare else 'learning_starts'}",
         )
 
 
