@@ -1,28 +1,18 @@
 """Tables of runs that were measured before there were studies, and that no finished study replaces yet.
 
-`benchmarks/results/learning.json` and `discrete.json` have an entry per run. `python -m benchmarks.report` renders
-them, and no program adds to them.
+`benchmarks/results/learning.json` has an entry per run. `python -m benchmarks.report` renders them, and no program
+adds to them.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from benchmarks import report
 from benchmarks.evidence.bare import BARE, class_of
 from benchmarks.report import Entry, Sections, table
 
 BARE_EPISODES = 20
-
-
-def origin(studies: str) -> str:
-    """Where a table comes from, and which programs measure the same."""
-    return f"Runs from before the studies, all evaluated on the same episodes. To repeat them, run {studies}."
-
-
-def finals(entries: Iterable[Entry]) -> list[float]:
-    return [entry["final"]["eval_return_mean"] for entry in entries]
 
 
 def by_seed(entries: Iterable[Entry]) -> list[Entry]:
@@ -68,63 +58,12 @@ def bare_text(entries: list[Entry]) -> str:
     return f"{note}\n\n{table(header, rows)}"
 
 
-def file_rows(runs: list[Entry]) -> Iterator[list[str]]:
-    """One file: the data, then a row per algorithm and library."""
-    first = runs[0]
-    own = f"{first['data_return']:.0f}"
-    yield [first["file"], "the data itself", "–", f"{first['data_episodes']} episodes", own]
-    contenders: dict[tuple[str, str], list[Entry]] = {}
-    for run in sorted(runs, key=lambda run: (run["algo"], run["library"] == "d3rlpy", run["seed"])):
-        contenders.setdefault((run["algo"], run["library"]), []).append(run)
-    for (algo, library), found in contenders.items():
-        label = f"d3rlpy Discrete{algo.upper()}" if library == "d3rlpy" else algo.upper()
-        values = finals(found)
-        seeds = " ".join(str(run["seed"]) for run in found)
-        yield [first["file"], label, seeds, report.returns(values), report.spread(values)]
-
-
-def discrete_text(entries: list[Entry]) -> str:
-    groups: dict[tuple[str, int, int], list[Entry]] = defaultdict(list)
-    for entry in entries:
-        groups[entry["env"], entry["rows"], entry["budget"]].append(entry)
-    texts = [
-        "The last checkpoint is evaluated on the same episodes for every run. The data are uniformly random "
-        "actions (`random`), episodes of a half-trained DQN (`medium`), or a third each of both and of the best "
-        "DQN (`mixed`). One in ten of the DQN's actions is random. BC does not imitate these, so its return may be "
-        "above or below that of its data. Both libraries use the same networks, learning rate, batch size, "
-        "discount and penalty weight. d3rlpy copies its target every 200 updates, penalises log-probabilities in "
-        "BC, and has no IQL for discrete actions. Our seeds are trained as one population."
-    ]
-    for (env, rows, budget), runs in sorted(groups.items()):
-        names = [name for name in ("random", "medium", "mixed") if any(run["file"] == name for run in runs)]
-        lines = [row for name in names for row in file_rows([run for run in runs if run["file"] == name])]
-        episodes = " / ".join(sorted({str(run["episodes"]) for run in runs}))
-        about = f"Returns are means over {episodes} episodes."
-        header = ["data", "", "seeds", "returns", "mean ± std"]
-        texts.append(f"### {env}, {rows:,} rows, {budget:,} updates\n\n{about}\n\n{table(header, lines)}")
-    return "\n\n".join(texts)
-
-
-# By the kind of an entry: the section, its heading, the programs that measure the same, and what writes it.
-WRITERS = {
-    "defaults": ("learning-defaults", "Bare classes", "the study `bare-classes`", bare_text),
-    "discrete": (
-        "discrete",
-        "Discrete actions",
-        "the studies `discrete-cartpole` and `discrete-lunarlander`, and `benchmarks.peers.learn`",
-        discrete_text,
-    ),
-}
-
-
 def sections(entries: dict[str, Entry]) -> Sections:
-    """The sections of one file of results."""
-    kinds: dict[str, list[Entry]] = defaultdict(list)
-    for entry in entries.values():
-        kinds[entry.get("kind", "discrete")].append(entry)
-    return {
-        ("results/earlier", name): f"## {heading}\n\n{origin(studies)}\n\n{write(kinds[kind])}\n\n"
-        f"{report.origins(kinds[kind])}"
-        for kind, (name, heading, studies, write) in WRITERS.items()
-        if kind in kinds
-    }
+    """The section of the default settings."""
+    found = [entry for entry in entries.values() if entry["kind"] == "defaults"]
+    origin = (
+        "Runs from before the studies, all evaluated on the same episodes. To repeat them, run the study "
+        "`bare-classes`."
+    )
+    text = f"## Bare classes\n\n{origin}\n\n{bare_text(found)}\n\n{report.origins(found)}"
+    return {("results/earlier", "learning-defaults"): text} if found else {}
