@@ -384,7 +384,10 @@ def test_random_data_only_where_asked_for(algo: str, tmp_path: Path, monkeypatch
             {"learning_starts": 1_000},
             "total_timesteps: 999 steps end before the first update: .* 1,000 steps; raise",
         ),
-        ({"learning_starts": 900, "train_frequency": 512}, "learning_starts, 900 steps, and come every 512 steps"),
+        (
+            {"learning_starts": 900, "train_frequency": 512},
+            "900 steps, and come every 512 steps; .* lower learning_starts or train_frequency",
+        ),
     ],
 )
 def test_a_run_without_an_update_is_refused(

@@ -18,7 +18,7 @@ from rl_training.experiment.strict_yaml import dump_yaml
 from rl_training.study import Study
 from rl_training.study.claims import Owner, take
 from rl_training.study.plan import read_plan
-from rl_training.study.study import iqm
+from rl_training.study.study import _of_task, iqm
 from rl_training.study.trials import Failure, note_failure
 from tests.bare import Bare
 from tests.studies import homes, study_in, tiny_study
@@ -114,6 +114,13 @@ def test_environments_are_not_compared_with_each_other(tmp_path: Path) -> None:
     files.plan()
     with pytest.raises(ConfigError, match="no configuration has all its trials done"):
         files.best(task="CartPole-v1")
+
+
+def test_tasks_without_an_environment_are_not_compared_with_each_other() -> None:
+    records = [{"task": task, "env_id": None} for task in ("iql", "td3_bc")]
+    with pytest.raises(ConfigError, match="best: name one task of this study: iql, td3_bc"):
+        _of_task(records, None, "best")
+    assert _of_task(records, "td3_bc", "best") == records[1:]
 
 
 def test_a_study_is_opened_by_its_folder(study: Study) -> None:

@@ -289,6 +289,21 @@ def test_discrete_data_without_an_environment_have_their_own_settings(tmp_path: 
     assert [one["status"] for one in made.frame()] == ["done"]
 
 
+def test_data_that_were_missing_are_read_when_they_are_there(tmp_path: Path) -> None:
+    """A failed look at the actions of the data is not remembered."""
+    fields = {"env_id": None, "dataset_kind": "npz", "dataset_path": str(tmp_path / "data.npz"), "device": "cpu"}
+
+    def planned() -> dict[str, Any]:
+        study = {"name": "data", "base": "cql/cartpole", "set": fields, "seeds": [0]}
+        return read_description(study).wanted[0].config.algo_kwargs
+
+    assert "actor_learning_rate" in planned()
+    columns = {"observations": np.zeros((4, 2), np.float32), "rewards": np.zeros(4, np.float32)}
+    columns |= {"actions": np.arange(4) % 3, "terminals": np.ones(4, np.bool_), "timeouts": np.zeros(4, np.bool_)}
+    np.savez(tmp_path / "data.npz", **columns)  # type: ignore[arg-type]
+    assert "actor_learning_rate" not in planned()
+
+
 @pytest.mark.parametrize("grid", [{"n_step": [1, 3]}, {"network": ["mlp", "simba"]}, {"residual_blocks": [2, 3]}])
 def test_a_setting_that_0_2_did_not_have_may_vary_from_its_default_on(grid: dict[str, Any], tmp_path: Path) -> None:
     plan = plan_of(tmp_path, grid=grid, seeds=[0])

@@ -157,11 +157,12 @@ def jobs(options: argparse.Namespace) -> Iterator[Job]:
 class Curve:
     """Evaluates a policy of a peer at the intervals of the configuration, and at the end."""
 
-    def __init__(self, job: Job, policy: Any) -> None:
+    def __init__(self, job: Job, policy: Any, started: float | None = None) -> None:
+        """`started`: since when seconds count; by default now."""
         self._job, self._policy = job, policy
         self._evaluator = Evaluator(job.config, spaces_of(job.config), seed=SEED)
         self._interval = resolve(job.config)[ControlConfig].eval_interval
-        self._started = time.perf_counter()
+        self._started = time.perf_counter() if started is None else started
         self.points: list[tuple[int, float, float]] = []
 
     def add(self, step: int) -> None:
@@ -209,6 +210,7 @@ def train_flashsac(job: Job) -> Entry:
     assert job.checkout is not None
     agent = flashsac.make_agent(
         job.checkout, device.type, spaces.obs_dim, spaces.action_dim, use_compile=False, use_amp=False,
+        actor_num_blocks=settings["residual_blocks"], critic_num_blocks=settings["residual_blocks"],
         actor_hidden_dim=settings["hidden_sizes"][0],
         critic_hidden_dim=(settings["critic_hidden_sizes"] or settings["hidden_sizes"])[0],
         sample_batch_size=settings["batch_size"], buffer_max_length=settings["buffer_capacity"],
@@ -289,16 +291,12 @@ def train_corl(job: Job) -> Entry:
 
 def learned(job: Job, peer: Any, update: Callable[[int], Any], started: float) -> Entry:
     """Make all updates, then evaluate the peer's policy; `started` is when its process was."""
-    done, total = 0, job.config.total_timesteps
+    curve, done, total = Curve(job, peer, started), 0, job.config.total_timesteps
     while done < total and not job.over:
         count = min(_PORTION, total - done)
         update(count)
         done += count
-    seconds = time.perf_counter() - started
-    evaluator = Evaluator(job.config, spaces_of(job.config), seed=SEED)
-    final = evaluator.run(peer, job.episodes)
-    evaluator.close()
-    return {"steps": done, "updates": done, "seconds": seconds, "curve": [], "final": final}
+    return curve.end(done, done)
 
 
 _TRAIN = {"sb3": train_sb3, "d3rlpy": train_d3rlpy, "corl": train_corl, "flashsac": train_flashsac}

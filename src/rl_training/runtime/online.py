@@ -131,12 +131,12 @@ def require_updates(spec: RunSpec, online: OnlineConfig, updates: int) -> None:
     if updates == 0 and spec.checkpoint is None:
         total = spec.config.total_timesteps
         rare = online.train_frequency > 1
-        every = f", and come every {online.train_frequency:,} steps (train_frequency)" if rare else ""
+        every = f", and come every {online.train_frequency:,} steps" if rare else ""
         raise ConfigError.of(
             "total_timesteps",
             f"{total:,} steps end before the first update: updates begin after learning_starts, "
-            f"{online.first_steps:,} steps{every}; raise total_timesteps or lower "
-            f"{'one of these' if rare else 'learning_starts'}",
+            f"{online.first_steps:,} steps{every}; raise total_timesteps or lower learning_starts"
+            f"{' or train_frequency' if rare else ''}",
         )
 
 

@@ -337,18 +337,18 @@ def _for_actions(run: RunSpec) -> RunSpec:
         return run
     data = {} if run.config.env_id is not None else run.resolved[DatasetConfig].model_dump(mode="json")
     config = run.config.replace(algo_kwargs=data, seed=None, seeds=None)  # all that the spaces depend on
-    spaces = _spaces(json.dumps(config.to_dict(), sort_keys=True))
+    try:
+        spaces = _spaces(json.dumps(config.to_dict(), sort_keys=True))
+    except RLTrainingError:  # which the runs report
+        return run
     return run if spaces is None else run.for_actions(spaces, run.config.env_id or "the data")
 
 
 @lru_cache(maxsize=64)
 def _spaces(settings: str) -> SpaceSpec | None:
-    """The spaces of a configuration in JSON; None if its environment or data cannot be used, as its runs report."""
+    """The spaces of the environment of a configuration in JSON, or of its data; None if these do not define any."""
     config = TrainConfig(**json.loads(settings))
-    try:
-        return spaces_of(config) if config.env_id is not None else spaces_of_data(resolve(config)[DatasetConfig])
-    except RLTrainingError:
-        return None
+    return spaces_of(config) if config.env_id is not None else spaces_of_data(resolve(config)[DatasetConfig])
 
 
 def require_origins(configs: Iterable[TrainConfig], seeds: Iterable[int]) -> None:

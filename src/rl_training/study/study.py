@@ -263,7 +263,7 @@ def _of_task(records: list[dict[str, Any]], task: str | None, caller: str) -> li
     """The records of `task`, a file or an environment; None if the study has one file and one environment."""
     found = [record for record in records if task in (None, record["task"], record["env_id"])]
     files, envs = (dict.fromkeys(record[name] for record in found) for name in ("task", "env_id"))
-    if len(files) != 1 and task not in envs:
+    if len(files) != 1 and (task is None or task not in envs):
         tasks = ", ".join(dict.fromkeys(record["task"] for record in records))
         raise ConfigError(f"{caller}: name one task of this study: {tasks}", key="task")
     if len(envs) != 1:
