@@ -10,9 +10,9 @@ A peer has the networks, batch size, observations and number of updates of each 
 library has the algorithm of; the rest are its own defaults, or what CORL published for the data set. If CORL has no
 penalty weights of ReBRAC for the data set, they are the configuration's. Stable-Baselines3 also gets the other
 settings of SAC and TD3. FlashSAC's own agent has the settings of its file, with our networks, batch size, buffer
-and start; it is not compiled. `--python` is a Python with d3rlpy, or for ReBRAC with jax, flax, optax and chex.
-Results are kept in `benchmarks/results/peers.json` and shown with the study's (`python -m benchmarks.evidence
-render`). Several commands may run at the same time.
+and start; it is compiled on a GPU, unless `--eager` is given. `--python` is a Python with d3rlpy, or for ReBRAC
+with jax, flax, optax and chex. Results are kept in `benchmarks/results/peers.json` and shown with the study's
+(`python -m benchmarks.evidence render`). Several commands may run at the same time.
 """
 
 from __future__ import annotations
@@ -107,6 +107,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, help="stop runs and evaluate them after this time")
     parser.add_argument("--python", default="python", help="a Python with d3rlpy, or with jax for ReBRAC")
     parser.add_argument("--checkout", type=Path, metavar="DIR", help="a checkout of CORL or FlashSAC")
+    parser.add_argument("--eager", action="store_true", help="do not compile FlashSAC's agent")
     options = parser.parse_args(given)
     if options.library in ("corl", "flashsac"):
         if options.checkout is None:
@@ -121,7 +122,9 @@ def peer_settings(options: argparse.Namespace, config: TrainConfig) -> tuple[dic
     if options.library == "sb3":
         return {}, "ours"
     if options.library == "flashsac":
-        return {}, "its file's, not compiled"
+        compiled = not options.eager and choose_device(config.device).type == "cuda"
+        settings = {"use_compile": compiled, "compile_mode": "reduce-overhead"}
+        return settings, f"its file's, {'compiled' if compiled else 'not compiled'}"
     if options.library == "corl":
         names = [path.stem.partition("-") for path in files_of(config)]
         task, quality = names[0][0], "-".join(name for _, _, name in names)
@@ -209,7 +212,7 @@ def train_flashsac(job: Job) -> Entry:
     env = gym.wrappers.RescaleAction(gym.make(config.env_id or "", **config.env_kwargs), -1.0, 1.0)
     assert job.checkout is not None
     agent = flashsac.make_agent(
-        job.checkout, device.type, spaces.obs_dim, spaces.action_dim, use_compile=False, use_amp=False,
+        job.checkout, device.type, spaces.obs_dim, spaces.action_dim, use_amp=False, **job.settings,
         actor_num_blocks=settings["residual_blocks"], critic_num_blocks=settings["residual_blocks"],
         actor_hidden_dim=settings["hidden_sizes"][0],
         critic_hidden_dim=(settings["critic_hidden_sizes"] or settings["hidden_sizes"])[0],
