@@ -283,7 +283,7 @@ def test_a_study_goes_on_from_the_runs_of_another_and_from_nothing_else(
 
 
 def test_no_study_of_the_repository_is_forgotten() -> None:
-    assert len(list(STUDIES.glob("*.yaml"))) == 24
+    assert len(list(STUDIES.glob("*.yaml"))) == 26
 
 
 def _files(config: TrainConfig) -> list[str]:
@@ -454,10 +454,16 @@ def test_the_page_of_a_study_names_the_settings_of_peers(monkeypatch: pytest.Mon
     peer = {"library": "sb3", "env": "HalfCheetah-v4", "steps": 300_000, "seed": 0, "episodes": 9,
             "settings": "ours", "final": final, "versions": versions}  # fmt: skip
     other = peer | {"library": "corl", "settings": "CORL's defaults", "peer_versions": {"checkout": "abc"}}
-    entries = {"a": peer | {"algo": "sac"}, "b": peer | {"algo": "td3"}, "c": other | {"algo": "td3"}}
+    entries = {"a": peer | {"algo": "sac"}, "b": peer | {"algo": "td3"}, "c": other | {"algo": "sac"}}
     monkeypatch.setattr(report.Results, "load", lambda self: entries if self.program == "peers" else {})
-    told = "settings: TD3 of CORL abc: CORL's defaults; SAC and TD3 of Stable-Baselines3 2.0: ours."
-    assert told in rendering.section(made(range(4)))
+    told = "settings: CORL SAC (abc): CORL's defaults; Stable-Baselines3 SAC (2.0): ours."
+    unfinished = made(range(4))
+    for run in unfinished["runs"].values():
+        run["status"] = "interrupted"
+    for page in (rendering.section(made(range(4))), rendering.section(unfinished)):
+        assert told in page
+        assert "| Stable-Baselines3 SAC, 9 episodes | 0 |" in page
+        assert "Stable-Baselines3 TD3" not in page  # the study does not train it
 
 
 @pytest.mark.parametrize("recorded", ["fingerprint", "raw_fingerprint"])
@@ -473,7 +479,8 @@ def test_a_peer_learned_from_the_rows_of_the_files_or_of_the_run(
     for run in kept["runs"].values():
         run["dataset"] = {"name": "d", "fingerprint": "c", recorded: "a"}
     (run,) = keeping.reading_of(kept, judgements=True).runs
-    assert peers_of(run) == {("CORL", "rebrac"): [same]}
+    assert peers_of(run, ("rebrac",)) == {("CORL", "rebrac"): [same]}
+    assert peers_of(run, ("iql",)) == {}
 
 
 def test_one_seed_has_no_interval_and_a_diverged_run_is_told(tmp_path: Path) -> None:

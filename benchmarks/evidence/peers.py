@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Container, Iterator, Sequence
 
 from benchmarks.evidence.naming import name_of
 from benchmarks.report import Entry, Results
 from rl_training.display.text import number
+from rl_training.report.facts import ranges
 from rl_training.report.grouping import is_offline
 from rl_training.report.reading import Run
 
-_PEERS = {"sb3": "Stable-Baselines3", "d3rlpy": "d3rlpy", "corl": "CORL", "flashsac": "its authors"}
+_PEERS = {"sb3": "Stable-Baselines3", "d3rlpy": "d3rlpy", "corl": "CORL", "flashsac": "the authors'"}
 _VERSIONS = {"sb3": "stable_baselines3", "d3rlpy": "version", "corl": "checkout", "flashsac": "checkout"}
 
 
-def peers_of(run: Run) -> dict[tuple[str, str], list[Entry]]:
-    """Runs of other libraries in the same environment, offline on the same rows as recorded or as in the files."""
+def peers_of(run: Run, algos: Container[str]) -> dict[tuple[str, str], list[Entry]]:
+    """Runs of other libraries with `algos` on the task of a run.
+
+    The task is the environment, and offline the same rows as recorded or as in the files.
+    """
     found: dict[tuple[str, str], list[Entry]] = {}
     data = {run.dataset.get(name) for name in ("fingerprint", "raw_fingerprint")} - {None}
     for program in ("learning", "peers"):
@@ -24,7 +28,7 @@ def peers_of(run: Run) -> dict[tuple[str, str], list[Entry]]:
             library = _PEERS.get(entry.get("library", ""))
             rows = entry.get("fingerprint")
             same_data = rows in data if is_offline(run) else rows is None and "file" not in entry
-            if library is not None and entry["env"] == run.env_id and same_data:
+            if library is not None and entry["env"] == run.env_id and same_data and entry["algo"] in algos:
                 found.setdefault((library, entry["algo"]), []).append(entry)
     return found
 
@@ -39,8 +43,7 @@ def best_peer(run: Run, step: float) -> str:
     """The peer with the best mean return by the same algorithm after as many steps; empty if there is none."""
     peers = {
         library: [entry["final"]["eval_return_mean"] for entry in entries if entry["steps"] == step]
-        for (library, algo), entries in peers_of(run).items()
-        if algo == run.algo
+        for (library, _), entries in peers_of(run, (run.algo,)).items()
     }
     means = {library: statistics.fmean(values) for library, values in peers.items() if values}
     if not means:
@@ -49,15 +52,24 @@ def best_peer(run: Run, step: float) -> str:
     return f"{best} {spread(peers[best])} ({len(peers[best])} seeds)"
 
 
-def settings_of_peers(run: Run) -> list[str]:
+def peer_rows(run: Run, algos: Container[str]) -> Iterator[tuple[str, str, str, str]]:
+    """Name, seeds, steps and return of each peer on the task of a run."""
+    for (library, algo), entries in peers_of(run, algos).items():
+        name = f"{library} {name_of(algo)}, {entries[0]['episodes']} episodes"
+        steps = " / ".join(sorted({f"{entry['steps']:,}" for entry in entries}))
+        values = [entry["final"]["eval_return_mean"] for entry in entries]
+        yield name, ranges(entry["seed"] for entry in entries), steps, spread(values)
+
+
+def settings_of_peers(run: Run, algos: Container[str]) -> list[str]:
     """A paragraph on the settings of the peers on a run's task, if there are any."""
     named: dict[tuple[str, str, str], dict[str, None]] = {}
-    for (library, algo), entries in peers_of(run).items():
+    for (library, algo), entries in peers_of(run, algos).items():
         for entry in entries:
             versions = entry.get("versions", {}) | entry.get("peer_versions", {})
             version = versions.get(_VERSIONS[entry["library"]], "")
             named.setdefault((library, version, entry.get("settings", "ours")), {})[name_of(algo)] = None
-    parts = [f"{' and '.join(algos)} of {library} {version}: {settings}"
+    parts = [f"{library} {' and '.join(algos)} ({version}): {settings}"
              for (library, version, settings), algos in sorted(named.items())]  # fmt: skip
     words = "Other libraries are trained with our networks, batch size and number of updates. Their other settings:"
     how = "`python -m benchmarks.peers.learn --help` describes how to train them."

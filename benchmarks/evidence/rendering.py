@@ -13,7 +13,7 @@ from benchmarks import report
 from benchmarks.evidence.judging import EPISODES
 from benchmarks.evidence.keeping import OVER, Kept, about_of, load, reading_of
 from benchmarks.evidence.naming import name_of, short_name
-from benchmarks.evidence.peers import best_peer, peers_of, settings_of_peers, spread
+from benchmarks.evidence.peers import best_peer, peer_rows, settings_of_peers
 from benchmarks.evidence.published import NOTE, STEPS, Published, published
 from benchmarks.report import UNKNOWN, Sections
 from rl_training.display.text import number
@@ -111,7 +111,7 @@ def _task(kept: Kept, summary: Summary, task: str) -> str:
     note = [
         "Normalised: the mean as a score by D4RL's v2 references. Not comparable with published v2 tables."
     ] * scored
-    note += [*settings_of_peers(first), *_better(summary, task)]
+    note += [*settings_of_peers(first, _algos(kept)), *_better(summary, task)]
     note += [] if first.dataset else _outside(summary, task, steps)
     return "\n\n".join([f"## {task}", report.table(header, rows), *note])
 
@@ -215,12 +215,8 @@ def _beside(kept: Kept, run: Run, steps: set[float]) -> Iterator[list[str]]:
         for budget in sorted(steps):
             for one in (one for one in published(run.env_id, budget) if one.algo in _algos(kept)):
                 yield [_published_name(one), str(one.seeds), f"{budget:,.0f}", "", _published_return(one)]
-    for (library, algo), entries in peers_of(run).items():
-        values = [entry["final"]["eval_return_mean"] for entry in entries]
-        seeds = ranges(entry["seed"] for entry in entries)
-        budget = " / ".join(sorted({f"{entry['steps']:,}" for entry in entries}))
-        name = f"{library} {name_of(algo)}, {entries[0]['episodes']} episodes"
-        yield [name, seeds, budget, "", spread(values)]
+    for name, seeds, made, found in peer_rows(run, _algos(kept)):
+        yield [name, seeds, made, "", found]
 
 
 def _algos(kept: Kept) -> set[str]:
@@ -243,6 +239,10 @@ def _on_the_way(kept: Kept) -> list[str]:
     for task in groups.tasks:
         env_id = groups.env_ids[task]
         seen = [run for method in groups.methods for run in groups.cell(method, task).seen]
+        if seen and not any(run.status in OVER for run in seen):  # there is no table of finished runs
+            rows += [[task, steps, name, seeds, "", found] for name, seeds, steps, found in
+                     peer_rows(seen[0], _algos(kept))]  # fmt: skip
+            notes += settings_of_peers(seen[0], _algos(kept))
         of_others = {
             steps: [one for one in published(env_id, steps) if one.algo in _algos(kept)]
             for steps in (() if any(run.dataset for run in seen) else STEPS)
