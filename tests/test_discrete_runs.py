@@ -25,7 +25,7 @@ from rl_training.runs.callbacks import Callback
 from rl_training.runs.session import Session
 from rl_training.runtime.loading import load_policy, open_checkpoint
 from rl_training.runtime.populations import members_of, train_population
-from rl_training.runtime.workflows import predict_checkpoint
+from rl_training.runtime.workflows import predict_checkpoint, resume_training
 from rl_training.spaces import SpaceSpec
 from tests.runs import QUIET, TINY, interrupted, mostly_slow, resume, run_record, tiny, train
 from tests.test_exact_resume import EVENTFUL, assert_exact
@@ -119,6 +119,12 @@ def test_a_setting_without_a_meaning_is_refused_even_at_its_default(
     assert "\n" not in str(error.value)
     assert error.value.key == f"algo_kwargs.{key}"
     assert not list(tmp_path.iterdir())
+
+
+def test_a_resumed_run_refuses_it_too_and_does_not_blame_the_networks(tmp_path: Path) -> None:
+    run = train(small("iql", tmp_path, total_timesteps=4, eval_episodes=0))
+    with pytest.raises(ConfigError, match=r"policy_distribution: iql has no such setting on discrete actions"):
+        resume_training(run.run_dir, overrides=["policy_distribution=gaussian"])
 
 
 @every_algo

@@ -74,7 +74,12 @@ def test_early_stopping_has_the_identity_it_had_in_0_2() -> None:
         algo_kwargs={"eval_interval": 10, "early_stopping": {"patience": 2}, "learning_starts": 1_000},
     )
     spelt_out = config.replace(algo_kwargs=resolve(config).to_dict())
-    assert hash_of(identity(spelt_out.to_dict())).startswith("7c0d6337")
+    now = identity(spelt_out.to_dict())
+    assert hash_of(now).startswith("7c0d6337")
+    assert not {"metric", "fqe_updates"} & now["algo_kwargs.early_stopping"].keys()  # reports print these settings
+    before = spelt_out.to_dict()
+    before["algo_kwargs"]["early_stopping"] |= {"metric": "return", "fqe_updates": 2_000}  # a plan of 0.2
+    assert identity(before) == now
 
 
 @pytest.mark.parametrize(("algo", "digest"), [("rebrac", "5b3b16e7"), ("td3", "80d91cb9"), ("rlpd", "c8d6a162")])

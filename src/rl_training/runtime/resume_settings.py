@@ -13,7 +13,7 @@ from rl_training.experiment.checkpointing import Checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import resolve, setting_names, spec_of
 from rl_training.models.mlp import NetworkShape
-from rl_training.runs.state import steps_made
+from rl_training.runs.state import spaces_from, steps_made
 from rl_training.settings import at_home
 
 # Settings of networks, in addition to their shapes and those that the learner names.
@@ -96,8 +96,10 @@ def require_resumable(checkpoint: Checkpoint, before: TrainConfig, now: TrainCon
         raise ConfigError.of(
             "num_envs", f"{now.num_envs} differs from the run's {before.num_envs}, whose episodes are under way"
         )
-    learner, shapes = spec_of(now).learner, resolve(now)[NetworkShape].model_dump()
-    new, old = (resolve(config).to_dict() for config in (now, before))
+    spaces, sections = spaces_from(checkpoint), spec_of(now).chosen(now.regime)[1]
+    chosen, resolved = sections.resolve_for(spaces, str(checkpoint.path), now.algo_kwargs)
+    learner, shapes = chosen.learner, resolved[NetworkShape].model_dump()
+    new, old = resolved.to_dict(), chosen.resolve(before.algo_kwargs).to_dict()
     _require_same(new, old, (*shapes, *learner.fixed_by_model, *_OF_NETWORKS), "networks")
     for name, learned in _SWITCHES.items():
         if ((value := new.get(name)) == learned) != ((was := old.get(name)) == learned):

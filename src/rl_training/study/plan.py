@@ -47,6 +47,7 @@ SCHEMA = 2
 _SCHEMA_WITHOUT_DATA = 1
 # Upper limits of a worker's threads, and of `claim_timeout` in seconds.
 MOST_THREADS, LONGEST_TIMEOUT = 1024, 30 * 86_400.0
+_EARLY_STOPPING = "algo_kwargs.early_stopping"
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 # Where and how a run is computed: no result depends on these. The last two are settings of 0.1 and 0.2.
 _HOW = TrainConfig.affecting("run", "place") | {"env_processes", "evaluate_beside"}
@@ -55,7 +56,7 @@ _HOW = TrainConfig.affecting("run", "place") | {"env_processes", "evaluate_besid
 def identity(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that identify a configuration, flat, without where and how it is computed.
 
-    A setting that 0.2 did not have is left out if it has its default, so that earlier identities stay.
+    A setting that 0.2 did not have, or that only 0.2 had, is left out if it has its default.
     """
     fields = {name: value for name, value in settings.items() if name not in _HOW and name != "algo_kwargs"}
     added = ADDED_SINCE_0_2 | ADDED_TO.get(str(settings.get("algo")), {})
@@ -64,8 +65,9 @@ def identity(settings: Mapping[str, Any]) -> dict[str, Any]:
         for part in (fields, settings["algo_kwargs"])
     )
     flat = known | {f"algo_kwargs.{name}": value for name, value in given.items()}
-    if isinstance(stopping := flat.get("algo_kwargs.early_stopping"), dict):
-        flat["algo_kwargs.early_stopping"] = {**REMOVED_FROM_EARLY_STOPPING, **stopping}  # as 0.2 hashed it
+    if isinstance(stopping := flat.get(_EARLY_STOPPING), dict):
+        removed = REMOVED_FROM_EARLY_STOPPING.items()
+        flat[_EARLY_STOPPING] = {name: value for name, value in stopping.items() if (name, value) not in removed}
     return {name: _without_folders(name, value) for name, value in flat.items()}
 
 
@@ -93,8 +95,10 @@ def data_files(value: Any, place: str = "") -> dict[str, str]:
 
 
 def hash_of(known: Mapping[str, Any], contents: Mapping[str, str] | None = None) -> str:
-    """The hash of an identity and of the contents of its data files."""
+    """The hash of an identity and of the contents of its data files; the same as in 0.2."""
     whole = {**known, "data": dict(contents)} if contents else dict(known)
+    if isinstance(stopping := whole.get(_EARLY_STOPPING), dict):
+        whole[_EARLY_STOPPING] = {**REMOVED_FROM_EARLY_STOPPING, **stopping}
     return hashlib.sha256(files.encode_json(whole)).hexdigest()
 
 
