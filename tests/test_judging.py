@@ -300,6 +300,19 @@ def test_every_method_on_discrete_logs(home: Path, tmp_path: Path, method: str) 
     assert command(*words).exit_code == 0
 
 
+def test_a_policy_without_a_value_has_no_rank(home: Path, tmp_path: Path) -> None:
+    dqn, logs = next((home / "dqn").iterdir()), tmp_path / "logs.npz"
+    columns = Chain(states=4).data(30)
+    columns["actions"] = 1 - rl_training.load(dqn).predict(columns["observations"])  # never the policy's own
+    np.savez(logs, **columns, num_actions=2)
+    words = ["ope", dqn, "--dataset", logs, "--method", "wis", "--bootstraps", 2, "--device", "cpu"]
+    found = json.loads(command(*words, "--json").stdout)
+    [policy] = found["policies"]
+    assert [policy[name] for name in ("rank", "value", "agreement", "first")] == [None] * 4
+    assert any("no value if no logged episode" in note for note in found["notes"])
+    assert command(*words).stdout.splitlines()[1].startswith("–")
+
+
 @pytest.mark.parametrize("bad", [0.0, -0.1, 1.5, math.nan])
 def test_probabilities_that_are_none_are_refused(home: Path, tmp_path: Path, bad: float) -> None:
     def spoil(probs: Any) -> Any:

@@ -262,7 +262,7 @@ def _basis(found: OPEResult) -> str:
 
 def _row(one: PolicyEstimate, columns: list[str]) -> list[str]:
     cells = {
-        "rank": str(one.rank),
+        "rank": "–" if one.rank is None else str(one.rank),
         "value": rounded(one.value),
         "95 % interval": "–" if one.low is None else f"{rounded(one.low)} to {rounded(one.high)}",
         "same rank": "–" if one.agreement is None else f"{one.agreement:.0%}",

@@ -56,7 +56,7 @@ _ENOUGH = 3.0
 class PolicyEstimate:
     """Estimate of one policy; a field is None if the method does not compute it.
 
-    `rank` counts from 1. `agreement` is the share of bootstraps that assign the same rank, `first` the share in
+    `rank` counts from 1; a policy without a value has none. `agreement` is the share of bootstraps that assign the same rank, `first` the share in
     which no policy is better. `tied` is true if the confidence interval of the difference to rank 1 contains 0.
     `distance` is the distance of the policy's actions from the logged ones, in units of the action range (discrete:
     the share of actions that differ). `clipped` is the share of FQE targets clipped to the bounds of possible
@@ -66,7 +66,7 @@ class PolicyEstimate:
 
     name: str
     checkpoint: Path
-    rank: int
+    rank: int | None
     value: float | None
     low: float | None
     high: float | None
@@ -224,7 +224,7 @@ def evaluate(
     distances, own = _distances(data, policies, plan.seed)
     estimates = _ranked(found, values, fitted, effective, distances)
     return OPEResult(
-        policies=tuple(sorted(estimates, key=lambda one: one.rank)),
+        policies=tuple(sorted(estimates, key=lambda one: one.rank or len(found) + 1)),
         method=method,
         dataset=data.name,
         rows=len(data),
@@ -306,16 +306,17 @@ def _ranked(
     for k, candidate in enumerate(found):
         low, high = interval(values[k])
         behind = interval(values[first] - values[k])[0]
+        valued = not math.isnan(means[k])
         estimates.append(
             PolicyEstimate(
                 name=candidate.name,
                 checkpoint=candidate.checkpoint,
-                rank=int(overall[k]),
-                value=None if math.isnan(means[k]) else float(means[k]),
+                rank=int(overall[k]) if valued else None,
+                value=float(means[k]) if valued else None,
                 low=low,
                 high=high,
-                agreement=float((each[k] == overall[k]).mean()) if several else None,
-                first=float((each[k] == 1).mean()) if several else None,
+                agreement=float((each[k] == overall[k]).mean()) if several and valued else None,
+                first=float((each[k] == 1).mean()) if several and valued else None,
                 tied=k != first and behind is not None and behind <= 0,
                 distance=distances[k],
                 clipped=None if fitted is None else float(fitted.clipped[k].mean()),
