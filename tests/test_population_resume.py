@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import list_checkpoints
 from rl_training.experiment.config import TrainConfig
 from rl_training.runs.callbacks import Callback, TimeLimitCallback
@@ -318,3 +319,13 @@ def test_a_guard_that_is_renewed_shows_what_was_then() -> None:
     assert guard.time == guard.time
     guard.renew()
     assert (guard.stops, guard.saves) == (True, 2)
+
+
+def test_a_member_whose_checkpoints_were_deleted_is_named_with_a_way_to_resume_the_others(tmp_path: Path) -> None:
+    train_population(members_of(brief(tmp_path)), options=QUIET)
+    homes = folders(tmp_path)
+    for home in homes:
+        (home / "run.json").write_text(json.dumps(run_record(home) | {"status": "running"}))
+    shutil.rmtree(homes[1] / "checkpoints")
+    with pytest.raises(ConfigError, match=rf"{homes[1].name}: has no checkpoint .*; --alone resumes another"):
+        resume_all(homes[0], warn=lambda _: None)

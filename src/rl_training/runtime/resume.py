@@ -222,7 +222,8 @@ def _require_no_results(home: Path, record: Mapping[str, Any]) -> None:
             if list_checkpoints(best)
             else f"rl-training train --config {home / RESOLVED} makes it again in a new folder"
         )
-        raise ConfigError(f"{home}: has no checkpoint to resume from, but {results}; {way}")
+        others = "; --alone resumes another member of its population" if record.get("trained_with") else ""
+        raise ConfigError(f"{home}: has no checkpoint to resume from, but {results}; {way}{others}")
 
 
 def _config_of_run(home: Path, record: Mapping[str, Any]) -> TrainConfig:
