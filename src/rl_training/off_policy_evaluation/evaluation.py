@@ -56,12 +56,12 @@ _ENOUGH = 3.0
 class PolicyEstimate:
     """Estimate of one policy; a field is None if the method does not compute it.
 
-    `rank` counts from 1; a policy without a value has none. `agreement` is the share of bootstraps that assign the same rank, `first` the share in
-    which no policy is better. `tied` is true if the confidence interval of the difference to rank 1 contains 0.
-    `distance` is the distance of the policy's actions from the logged ones, in units of the action range (discrete:
-    the share of actions that differ). `clipped` is the share of FQE targets clipped to the bounds of possible
-    values, `drift` the change of the value over the last fifth of the updates, `effective_episodes` the effective
-    sample size of importance sampling, in episodes.
+    `rank` counts from 1; a policy without a value has none. `agreement` is the share of bootstraps that assign the
+    same rank, `first` the share in which no policy is better. `tied` is true if the confidence interval of the
+    difference to rank 1 contains 0. `distance` is the distance of the policy's actions from the logged ones, in
+    units of the action range (discrete: the share of actions that differ). `clipped` is the share of FQE targets
+    clipped to the bounds of possible values, `drift` the change of the value over the last fifth of the updates,
+    `effective_episodes` the effective sample size of importance sampling, in episodes.
     """
 
     name: str
