@@ -106,6 +106,16 @@ def test_a_run_whose_optimisers_differ_gives_its_networks(tmp_path: Path, caplog
     assert "other optimisers or networks; its optimisers are not copied" in caplog.text
 
 
+@pytest.mark.parametrize("regime", ["offline", "offline_to_online"])
+def test_networks_that_would_compute_something_else_are_refused(regime: str, tmp_path: Path) -> None:
+    """Their tensors have the same shapes."""
+    first = train(offline("iql", tmp_path / "first", kwargs={"activation": "tanh"}))
+    make = tuned if regime == "offline_to_online" else offline
+    message = "algo_kwargs.activation: 'relu' differs from the 'tanh' of the networks in .*; use it for init_from"
+    with pytest.raises(ConfigError, match=message):
+        train(make("iql", tmp_path / "then", init_from=str(first.run_dir)))
+
+
 def test_a_policy_without_optimisers_is_continued_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -112,3 +112,16 @@ def test_a_resumed_run_cannot_change_it(scaled: bool, tmp_path: Path) -> None:
     message = rf"algo_kwargs.normalize_rewards: {not scaled} differs from the {scaled} of this run's networks"
     with pytest.raises(ConfigError, match=message):
         resume_training(run.run_dir, overrides=[f"normalize_rewards={str(not scaled).lower()}"])
+
+
+def test_a_run_from_another_one_starts_with_its_statistics(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Otherwise the copied critics would have values in other units until the statistics have settled."""
+    first = train(tiny("sac", tmp_path / "a", kwargs=SCALED | {"eval_interval": 20}, eval_episodes=1))
+    then = train(tiny("sac", tmp_path / "b", init_from=str(first.run_dir), kwargs=SCALED, num_envs=2))
+    ends = [read_checkpoint(run.checkpoint_path).tensors["collector"] for run in (first, then)]
+    assert [int(end["scaling.count"]) for end in ends] == [60, 120]
+    assert "statistics of returns" not in caplog.text
+    train(tiny("sac", tmp_path / "c", init_from=str(first.run_dir / "best"), kwargs=SCALED))
+    assert "has no statistics of returns; rewards are scaled anew" in caplog.text

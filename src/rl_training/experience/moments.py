@@ -32,7 +32,8 @@ class ObservationConfig(Settings):
     (offline runs, RLPD) are not updated"""
     normalize_rewards: bool = False
     """divide rewards by the running standard deviation of the discounted return, or by a fifth of its largest
-    magnitude if that is larger (FlashSAC); the replay buffer stores raw rewards, and returns are reported raw"""
+    magnitude if that is larger (FlashSAC); the replay buffer stores raw rewards, and returns are reported raw. With
+    `init_from` the run starts with the other run's statistics"""
 
 
 class RunningMoments:
@@ -142,6 +143,11 @@ class RunningReturns:
 
     def load(self, saved: Mapping[str, Tensor]) -> None:
         """Restore what `tensors` returned."""
-        self._current[...], self._largest[...] = saved["scaling.current"], saved["scaling.largest"]
+        self.load_statistics(saved)
+        self._current[...] = saved["scaling.current"]
+
+    def load_statistics(self, saved: Mapping[str, Tensor]) -> None:
+        """The same without the returns of the present episodes."""
+        self._largest[...] = saved["scaling.largest"]
         mean, squares = (saved[f"scaling.{name}"].tolist() for name in ("mean", "squares"))
         self._moments.load({"count": int(saved["scaling.count"]), "mean": mean, "squares": squares})

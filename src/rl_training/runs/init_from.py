@@ -15,6 +15,7 @@ from rl_training.errors import ConfigError
 from rl_training.experience.moments import ObservationConfig
 from rl_training.experiment.checkpointing import Checkpoint, checkpoint_errors, find_checkpoint
 from rl_training.experiment.config import TrainConfig
+from rl_training.models.mlp import NetworkShape
 from rl_training.runs.state import (
     clock_of,
     config_of,
@@ -27,6 +28,8 @@ from rl_training.spaces import SpaceSpec
 
 # `actor_starts` of a run whose critics start at random and whose actor does not.
 ACTOR_STARTS = 5_000
+# Settings of networks that may differ without a difference in the shapes of their tensors.
+_OF_FUNCTION = ("network", "network_kwargs", "activation")
 # Settings that determine the units of values.
 _UNITS = ("gamma", "reward_scale", "reward_shift", "reward_range_scaling", "normalize_rewards", "value_limit")
 
@@ -55,6 +58,7 @@ def initialise_from(
     """
     if difference := spaces.difference(spaces_from(checkpoint), "this run has"):
         raise ConfigError.of("init_from", f"{checkpoint.path} was trained for other spaces ({difference})")
+    _require_same_function(checkpoint, settings)
     own = learner.state_dict()["networks"]
     given = checkpoint.tensors["networks"]
     differing = [name for name, tensor in own.items() if not _fits(given.get(name), tensor)]
@@ -90,6 +94,19 @@ def initialise_from(
         return {}
     learner.config = learner.config.model_copy(update={"actor_starts": ACTOR_STARTS})
     return {"actor_starts": ACTOR_STARTS}
+
+
+def _require_same_function(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
+    """Raise if networks with fitting tensors would compute something else."""
+    before = config_of(checkpoint).algo_kwargs
+    for name in _OF_FUNCTION:
+        usual = NetworkShape.model_fields[name].get_default(call_default_factory=True)
+        was, value = before.get(name, usual), settings.get(name, usual)
+        if was != value:
+            raise ConfigError.of(
+                f"algo_kwargs.{name}",
+                f"{value!r} differs from the {was!r} of the networks in {checkpoint.path}; use it for init_from",
+            )
 
 
 def continue_offline_run(learner: Learner, checkpoint: Checkpoint, config: TrainConfig) -> dict[str, Any]:

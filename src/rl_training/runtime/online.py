@@ -30,7 +30,7 @@ from rl_training.runs.init_from import initialise_from
 from rl_training.runs.regime import Act, Advanced, Event, Regime, Updates
 from rl_training.runs.session import Session
 from rl_training.runs.spec import RunSpec
-from rl_training.runs.state import clips_observations, has_normalizer, moments_of
+from rl_training.runs.state import clips_observations, config_of, has_normalizer, moments_of
 from rl_training.settings import NonNegativeInt, PositiveInt, Settings
 from rl_training.spaces import SpaceSpec
 from rl_training.updates.schedules import OptimizationConfig
@@ -267,7 +267,15 @@ def running_returns(spec: RunSpec, learner: Learner) -> RunningReturns | None:
         return None
     learner.scale_rewards()
     device = None if tensor_maker(spec.config, spec.given) is None else learner.device
-    return RunningReturns(spec.config.num_envs, learner.config.gamma, device)
+    returns, origin = RunningReturns(spec.config.num_envs, learner.config.gamma, device), spec.origin
+    if origin is None or spec.checkpoint is not None or not config_of(origin).algo_kwargs.get("normalize_rewards"):
+        return returns
+    with checkpoint_errors(origin):
+        if "scaling.count" in (saved := origin.tensors.get("collector", {})):
+            returns.load_statistics(saved)
+        else:
+            _log.warning("init_from: %s has no statistics of returns; rewards are scaled anew", origin.path)
+    return returns
 
 
 class Online(Regime):
