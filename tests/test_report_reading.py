@@ -13,6 +13,7 @@ from rl_training import report
 from rl_training.console.reports import _show_summary
 from rl_training.errors import ConfigError
 from rl_training.experiment.strict_yaml import dump_yaml, parse_yaml, read_dumped
+from rl_training.report.curves import first_above
 from rl_training.report.logs import read_log
 from rl_training.report.reading import read_runs
 from rl_training.study.packing import pack_study
@@ -181,6 +182,30 @@ def test_a_pipe_in_place_of_a_file_does_not_block(tmp_path: Path) -> None:
     (run / "metrics.csv").unlink()
     os.mkfifo(run / "metrics.csv")
     assert read_runs(run).runs[0].last is None
+
+
+def test_updates_before_the_first_environment_step_are_below_0(tmp_path: Path) -> None:
+    """So that online runs and runs that learned from data first are compared at the same environment step."""
+    log = (
+        b"step,time,schema,train/n_updates,time/total_timesteps,eval/mean_reward\n"
+        b"200,1,1,200,0,1.0\n300,2,1,300,0,2.0\n350,3,1,,,3.0\n400,4,1,381,100,4.0\n"
+    )
+    assert read_log(log, "eval_return_mean").before == 300
+    assert read_log(log[: log.index(b"350")], "eval_return_mean").before is None  # or the run is offline
+    learned = settings_of("rlpd", offline_pretrain_updates=300)
+    for number, (values, fields) in enumerate(
+        [
+            ((1.0, 2.0, 3.0, 4.0), {"ended_at": 400, "metrics": {"global_step": 100}}),  # nothing in the log
+            ((1.0, 2.0), {"status": "running"}),  # not yet in the environment: as planned
+        ]
+    ):
+        [run] = read_runs(write_run(tmp_path / str(number), values, settings=learned, **fields)).runs
+        assert run.curve.steps.tolist() == [-200, -100, 0, 100][: len(values)]
+    assert first_above(run.curve, 1.5) == 0.0
+    [offline] = read_runs(
+        write_run(tmp_path / "bc", settings=settings_of("bc"), ended_at=200, metrics={"global_step": 0})
+    ).runs
+    assert offline.curve.steps.tolist() == [100, 200]
 
 
 def test_a_torn_line_and_what_is_no_number_are_left_out() -> None:

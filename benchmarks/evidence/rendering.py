@@ -135,6 +135,8 @@ def _under_way(kept: Kept, begun: Mapping[str, Any]) -> str:
         rows.append([named, task, _seeds(runs), reached, f"{at:,.0f}", *_scores(result), _commits(runs)])
     header = ["", "", "seeds", "reached", "evaluated at", "IQM [95 %]", "mean ± std", "commit"]
     words = "The last evaluation during training that all of these seeds have reached."
+    if any(row[4].startswith("-") for row in rows):
+        words += " Below 0: updates on data before the first environment step."
     return f"## Not finished\n\n{words}\n\n{report.table(header, rows)}"
 
 

@@ -59,6 +59,6 @@ def _grid(lines: Sequence[Floats]) -> Floats:
 
 
 def first_above(curve: Curve, threshold: float) -> float | None:
-    """Step of the first evaluation at or above a threshold, or None."""
+    """Step of the first evaluation at or above a threshold, 0 if that is before the first one, or None."""
     above = np.flatnonzero(curve.values >= threshold)
-    return float(curve.steps[above[0]]) if len(above) else None
+    return max(0.0, float(curve.steps[above[0]])) if len(above) else None

@@ -6,7 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from rl_training.experiment.metric_names import tag_of
 Floats = NDArray[np.float64]
 
 _MOST_DIGITS = 15
-_UPDATES = tag_of("update_count")
+_UPDATES, _ENV_STEPS = tag_of("update_count"), tag_of("global_step")
 
 
 def _none() -> Floats:
@@ -29,7 +29,7 @@ class Curve:
     """The evaluations of a run, in order of their steps."""
 
     steps: Floats = field(default_factory=_none)
-    """environment steps online, updates offline, the sum of both for offline-to-online runs"""
+    """environment steps, or updates offline; updates before the first environment step count from below 0"""
     updates: Floats = field(default_factory=_none)
     """NaN if the log does not have them"""
     seconds: Floats = field(default_factory=_none)
@@ -47,6 +47,10 @@ class Curve:
         """The evaluations from `step` on."""
         return self._kept(self.steps >= step)
 
+    def after(self, updates: int) -> Curve:
+        """The same with steps that count from the end of this many updates before the first environment step."""
+        return replace(self, steps=self.steps - updates)
+
     def _kept(self, kept: NDArray[np.bool_]) -> Curve:
         columns = (self.steps, self.updates, self.seconds, self.values)
         return Curve(*(column[kept[: len(column)]] for column in columns))
@@ -63,6 +67,8 @@ class Log:
     """Unix seconds of the last row"""
     bad: int = 0
     """number of evaluations that are not finite"""
+    before: int | None = None
+    """updates before the first environment step; None if no row tells"""
     tags: tuple[str, ...] = ()
     """the metrics that it has a column for"""
 
@@ -75,6 +81,7 @@ class _Rows:
     last: int = 0
     evaluated: dict[int, tuple[float, float]] = field(default_factory=dict)  # step: time, value
     updated: dict[int, float] = field(default_factory=dict)  # step: updates
+    before: int | None = None
 
 
 def read_log(data: bytes, metric: str, created: float | None = None, resumed: Sequence[float] = ()) -> Log:
@@ -95,14 +102,14 @@ def read_log(data: bytes, metric: str, created: float | None = None, resumed: Se
     found = np.array([rows.evaluated[int(step)] for step in steps]).reshape(-1, 2)
     seconds = _training_seconds(np.array(rows.times), found[:, 0], created, resumed)
     curve = Curve(steps, _updates_at(steps, rows.updated), seconds, found[:, 1].copy())
-    return Log(curve, rows.last, rows.times[-1], bad, tags)
+    return Log(curve, rows.last, rows.times[-1], bad, rows.before, tags)
 
 
 def _collect(lines: Any, header: list[str], tag: str) -> tuple[_Rows, int]:
     """Collect the complete rows; a row without a valid step and time is skipped."""
     rows, bad, width = _Rows(), 0, len(header)
     value_at = header.index(tag) if tag in header else None
-    updates_at = header.index(_UPDATES) if _UPDATES in header else None
+    updates_at, env_steps_at = (header.index(name) if name in header else None for name in (_UPDATES, _ENV_STEPS))
     for cells in lines:
         if len(cells) != width or not _is_step(cells[0]) or not math.isfinite(time := _number(cells[1])):
             continue
@@ -110,6 +117,8 @@ def _collect(lines: Any, header: list[str], tag: str) -> tuple[_Rows, int]:
         rows.times.append(time)
         if updates_at is not None and cells[updates_at]:
             rows.updated[step] = _number(cells[updates_at])
+        if env_steps_at is not None and (made := _number(cells[env_steps_at] or "nan")) > 0:
+            rows.before = step - int(made)
         if value_at is not None and cells[value_at]:
             value = _number(cells[value_at])
             if math.isfinite(value):

@@ -278,7 +278,7 @@ class _Reader:
             varied=source.varied,
             tags=tags,
             record=record,
-            curve=log.curve,
+            curve=log.curve.after(_updates_before(log, record, settings)),
             step=max(log.step, ended if isinstance(ended, int) else 0),
             updated=max((time for time in updates if time is not None), default=None),
             notes=tuple(notes),
@@ -311,6 +311,18 @@ class _Reader:
             notes.append(f"its evaluations before step {first:,} are left out: they were in another environment")
             return replace(log, curve=log.curve.since(first))
         return log
+
+
+def _updates_before(log: Log, record: Mapping[str, Any], settings: Mapping[str, Any]) -> int:
+    """The updates before the first environment step: by the log, else by the end of the run, else as planned."""
+    if log.before is not None:
+        return log.before
+    metrics, ended = record.get("metrics"), record.get("ended_at")
+    made = metrics.get("global_step") if isinstance(metrics, dict) else None
+    if isinstance(made, int) and made > 0 and isinstance(ended, int):
+        return ended - made
+    planned = settings.get("algo_kwargs.offline_pretrain_updates")
+    return planned if isinstance(planned, int) else 0
 
 
 def _process_ended(record: Mapping[str, Any]) -> bool:
