@@ -58,7 +58,6 @@ def initialise_from(
     """
     if difference := spaces.difference(spaces_from(checkpoint), "this run has"):
         raise ConfigError.of("init_from", f"{checkpoint.path} was trained for other spaces ({difference})")
-    _require_same_function(checkpoint, settings)
     own = learner.state_dict()["networks"]
     given = checkpoint.tensors["networks"]
     differing = [name for name, tensor in own.items() if not _fits(given.get(name), tensor)]
@@ -74,6 +73,7 @@ def initialise_from(
                 f"(first difference: {name}{sizes}); use the same network, hidden_sizes, kind of actor and "
                 "normalize_observations",
             )
+    _require_same_function(checkpoint, settings)
     _warn_about_distribution(learner, checkpoint)
     mismatched = {_network(name) for name in differing} & {_network(name) for name in own}
     if mismatched and any(_network(name) in mismatched for name in given):
