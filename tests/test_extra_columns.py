@@ -91,7 +91,8 @@ def test_a_column_stands_behind_the_actions_and_is_a_field_of_the_batch() -> Non
 
 def test_values_come_from_whole_episodes_before_rows_are_left_out() -> None:
     rewards = np.array([1.0, 2.0, 4.0, 8.0, 16.0])
-    expected = [2.0, 2.0, 13.55, 19.1, 22.2]  # the cut episode continues with the mean reward, 6.2
+    cut = 16.0 + 0.5 * 6.2 / (1 - 0.5 * 0.8)  # continues with the mean reward, and ends in one of five steps
+    expected = [2.0, 2.0, 4.0 + 0.5 * (8.0 + 0.5 * cut), 8.0 + 0.5 * cut, cut]
     both = data_of(extras=(NEXT_ACTIONS, RETURNS), rewards=rewards)
     for data, count in ((data_of(rewards=rewards), 5), (both, 4)):
         batch = data.columns_at(np.arange(len(data)))

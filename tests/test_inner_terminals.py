@@ -172,7 +172,7 @@ def test_parts_of_a_mixture_keep_their_trajectories() -> None:
 def test_values_of_rows_end_at_the_next_termination() -> None:
     found, episodes = data(), Episodes.of(data(), "a test")
     rewards = found.rewards.astype(np.float64)
-    follows = float(rewards.mean()) / (1.0 - GAMMA)
+    follows = float(rewards.mean()) / (1.0 - GAMMA * (1.0 - float(np.mean(found.dones))))
     returns = estimated_returns(rewards, found.dones, episodes, GAMMA)
     assert returns == pytest.approx([to_go(found, row, GAMMA, follows) for row in range(len(found))])
     assert Units.of(found, episodes, GAMMA).offset == pytest.approx(returns.mean())

@@ -313,6 +313,21 @@ def test_a_policy_without_a_value_has_no_rank(home: Path, tmp_path: Path) -> Non
     assert command(*words).stdout.splitlines()[1].startswith("–")
 
 
+def test_resamples_without_an_episode_of_the_policy_are_left_out_of_its_value(home: Path, tmp_path: Path) -> None:
+    dqn, logs = next((home / "dqn").iterdir()), tmp_path / "logs.npz"
+    columns = Chain(states=4).data(30)
+    own = rl_training.load(dqn).predict(columns["observations"])
+    first = np.flatnonzero(columns["terminals"] | columns["timeouts"])[0] + 1
+    columns["actions"] = np.where(np.arange(len(own)) < first, own, 1 - own)  # one episode is the policy's own
+    np.savez(logs, **columns, num_actions=2)
+    found = rl_training.ope(dqn, logs, method="wis", bootstraps=40, device="cpu")
+    assert np.isnan(found.best.values).any()
+    assert found.best.value == pytest.approx(np.nanmean(found.best.values))
+    assert found.best.rank == 1
+    empty = int(np.isnan(found.best.values).sum())
+    assert any(note.startswith(f"{empty} of 40 resamples have no episode") for note in found.notes)
+
+
 @pytest.mark.parametrize("bad", [0.0, -0.1, 1.5, math.nan])
 def test_probabilities_that_are_none_are_refused(home: Path, tmp_path: Path, bad: float) -> None:
     def spoil(probs: Any) -> Any:

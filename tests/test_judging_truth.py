@@ -119,7 +119,7 @@ def test_estimated_returns_are_sums_over_the_rest_of_an_episode() -> None:
     dones[episodes.ends[[0, 2]]] = 1.0
     found, gamma = estimated_returns(rewards, dones, episodes, 0.9), 0.9
     for start, length, over in zip(starts, lengths, dones[episodes.ends]):
-        following = 0.0 if over else rewards.mean() / (1.0 - gamma)
+        following = 0.0 if over else rewards.mean() / (1.0 - gamma * (1.0 - 2 / lengths.sum()))
         for row in range(start + length - 1, start - 1, -1):
             following = rewards[row] + gamma * following
             assert found[row] == pytest.approx(following)

@@ -116,8 +116,28 @@ def test_environments_are_not_compared_with_each_other(tmp_path: Path) -> None:
         files.best(task="CartPole-v1")
 
 
+def test_an_environment_with_other_arguments_is_another_one(tmp_path: Path) -> None:
+    """The tasks have the same file and the same environment's name."""
+    tasks = [
+        {"config": "dqn/cartpole"},
+        {"config": "dqn/cartpole", "set": {"env_kwargs.sutton_barto_reward": True}},
+    ]
+    fields = tiny_study(tasks=tasks, seeds=[0])
+    del fields["base"]
+    made = Study(fields, output_dir=tmp_path)
+    made.plan()
+    other = 'CartPole-v1 {"sutton_barto_reward": true}'
+    for task in (None, "dqn/cartpole"):
+        with pytest.raises(ConfigError, match=f"best: name one environment as the task: CartPole-v1, {other}"):
+            made.best(task=task)
+    assert [_of_task(made.frame(), task, "best")[0]["env_kwargs"] for task in ("CartPole-v1", other)] == [
+        {},
+        {"sutton_barto_reward": True},
+    ]
+
+
 def test_tasks_without_an_environment_are_not_compared_with_each_other() -> None:
-    records = [{"task": task, "env_id": None} for task in ("iql", "td3_bc")]
+    records: list[dict[str, Any]] = [{"task": task, "env_id": None, "env_kwargs": {}} for task in ("iql", "td3_bc")]
     with pytest.raises(ConfigError, match="best: name one task of this study: iql, td3_bc"):
         _of_task(records, None, "best")
     assert _of_task(records, "td3_bc", "best") == records[1:]

@@ -60,11 +60,13 @@ def estimated_returns(
 ) -> NDArray[np.float64]:
     """The discounted sum of rewards from each row to the next termination or the end of its episode, `[n]`.
 
-    `gamma` is below 1. A truncated episode is assumed to continue with the mean reward.
+    `gamma` is below 1. A truncated episode is assumed to continue with the mean reward, and to terminate as often
+    per step as the data do.
     """
     continued, ends = rewards.copy(), np.union1d(episodes.ends, np.flatnonzero(dones))
     cut = ends[dones[ends] == 0]
-    continued[cut] += gamma * rewards.mean() / (1.0 - gamma)
+    goes_on = 1.0 - float(np.mean(dones != 0))
+    continued[cut] += gamma * rewards.mean() / (1.0 - gamma * goes_on)
     return discounted_sums(continued, ends, gamma)
 
 

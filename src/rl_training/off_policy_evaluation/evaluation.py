@@ -257,9 +257,10 @@ def _by_importance(
 
 
 def interval(values: Floats) -> tuple[float | None, float | None]:
-    """Student-t confidence interval from the standard deviation over bootstraps; None for one bootstrap or NaN."""
+    """Student-t confidence interval from the standard deviation over bootstraps with a value; None for one."""
+    values = values[np.isfinite(values)]
     count = len(values)
-    if count < 2 or not np.all(np.isfinite(values)):
+    if count < 2:
         return None, None
     half = students_quantile(count - 1) * float(values.std(ddof=1))
     return float(values.mean()) - half, float(values.mean()) + half
@@ -299,7 +300,8 @@ def _ranked(
     effective: Sequence[float] | None,
     distances: Sequence[float],
 ) -> list[PolicyEstimate]:
-    means, several = values.mean(1), values.shape[1] > 1
+    means = np.array([one[np.isfinite(one)].mean() if np.isfinite(one).any() else np.nan for one in values])
+    several = values.shape[1] > 1
     overall, each = ranks(means), ranks(values)  # [K], [K, B]
     first = int(np.argmin(overall))
     estimates = []
@@ -343,8 +345,13 @@ def _notes(
             )
         if float(fitted.clipped.mean()) > 0.05:
             notes.append("many targets were clipped: FQE overestimates what these rewards allow")
-    if np.isnan(values).any():
+    if np.isnan(values).all(1).any():
         notes.append("a policy has no value if no logged episode has positive probability under it")
+    if empty := int((np.isnan(values) & ~np.isnan(values).all(1, keepdims=True)).any(0).sum()):
+        notes.append(
+            f"{empty} of {values.shape[1]} resamples have no episode with positive probability under a policy; its "
+            "value leaves them out"
+        )
     if len(episodes.starts) < 20:
         notes.append(f"{len(episodes.starts)} episodes are few for a bootstrap over episodes")
     return tuple(notes)

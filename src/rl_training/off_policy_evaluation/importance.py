@@ -83,12 +83,11 @@ def log_weights(ratios: Floats, episodes: Episodes) -> Floats:
 def weighted_mean(weights: Floats, returns: Floats, parts: Sequence[Resample]) -> Floats:
     """Weighted importance sampling on each resample, `[B]`, from log weights; NaN if all weights are 0."""
     counts = np.stack([part.counts.cpu().numpy() for part in parts])  # [B, E]
-    highest = weights.max()
-    if not np.isfinite(highest):
-        return np.full(len(parts), np.nan)
-    shares = np.exp(weights - highest)
+    drawn = np.where(counts > 0, weights, -np.inf)
+    highest = drawn.max(1, keepdims=True)  # of each resample, so that its weights do not all underflow
+    shares = counts * np.exp(drawn - np.where(np.isfinite(highest), highest, 0.0))
     with np.errstate(invalid="ignore", divide="ignore"):
-        found: Floats = (counts * shares * returns).sum(1) / (counts * shares).sum(1)
+        found: Floats = (shares * returns).sum(1) / shares.sum(1)
     return found
 
 

@@ -91,6 +91,7 @@ def as_record(one: TrialStatus, plan: Plan) -> dict[str, Any]:
         "trial": one.trial.name,
         "task": plan.tasks[configuration.task]["source"],
         "env_id": configuration.settings["env_id"],
+        "env_kwargs": dict(configuration.settings.get("env_kwargs") or {}),
         "algo": configuration.settings["algo"],
         "hash": configuration.hash,
         "settings": dict(one.settings),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -260,15 +261,25 @@ class Study:
 
 
 def _of_task(records: list[dict[str, Any]], task: str | None, caller: str) -> list[dict[str, Any]]:
-    """The records of `task`, a file or an environment; None if the study has one file and one environment."""
-    found = [record for record in records if task in (None, record["task"], record["env_id"])]
-    files, envs = (dict.fromkeys(record[name] for record in found) for name in ("task", "env_id"))
-    if len(files) != 1 and (task is None or task not in envs):
+    """The records of `task`, a file or an environment; None if the study has one file and one environment.
+
+    An environment with `env_kwargs` is another environment, named as the error lists it.
+    """
+    exact = [record for record in records if task is not None and task == _environment(record)]
+    found = exact or [record for record in records if task in (None, record["task"], record["env_id"])]
+    files = dict.fromkeys(record["task"] for record in found)
+    envs = dict.fromkeys(_environment(record) for record in found)
+    if len(files) != 1 and not exact and (task is None or task not in {record["env_id"] for record in found}):
         tasks = ", ".join(dict.fromkeys(record["task"] for record in records))
         raise ConfigError(f"{caller}: name one task of this study: {tasks}", key="task")
     if len(envs) != 1:
         raise ConfigError(f"{caller}: name one environment as the task: {', '.join(map(str, envs))}", key="task")
     return found
+
+
+def _environment(record: dict[str, Any]) -> str | None:
+    kwargs = record["env_kwargs"]
+    return f"{record['env_id']} {json.dumps(kwargs, sort_keys=True, default=str)}" if kwargs else record["env_id"]
 
 
 def _scored(
