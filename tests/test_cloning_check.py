@@ -32,8 +32,11 @@ def data(terminals: list[bool], rewards: list[float]) -> TransitionDataset:
 
 @pytest.mark.parametrize(("terminates", "expected"), [(True, 3.5), (False, 4.2)], ids=["terminated", "cut"])
 def test_the_largest_return_to_go(terminates: bool, expected: float) -> None:
-    """Rewards 1 2 | 3 1 with gamma 0.5: 3 + 0.5 · 1; a cut episode continues with the mean reward, 1.75, and ends in
-    one of four steps, as the data do: 3 + 0.5 · (1 + 0.5 · 1.75 / (1 - 0.5 · 0.75))."""
+    """Rewards 1 2 | 3 1 with gamma 0.5: 3 + 0.5 · 1.
+
+    A cut episode continues with the mean reward, 1.75, and ends in one of four steps, as the data do:
+    3 + 0.5 · (1 + 0.5 · 1.75 / (1 - 0.5 · 0.75)).
+    """
     rows = data([False, True, False, terminates], [1.0, 2.0, 3.0, 1.0])
     assert largest_return(rows, 0.5) == pytest.approx(expected)
 
