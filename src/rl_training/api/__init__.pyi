@@ -266,8 +266,8 @@ class _ObservationKeys(TypedDict, total=False):
     (offline runs, RLPD) are not updated; default False"""
     normalize_rewards: bool
     """divide rewards by the running standard deviation of the discounted return, or by a fifth of its largest
-    magnitude if that is larger (FlashSAC); the replay buffer stores raw rewards, and returns are reported raw;
-    default False (FlashSAC: True)"""
+    magnitude if that is larger (FlashSAC); the replay buffer stores raw rewards, and returns are reported raw. With
+    `init_from` the run starts with the other run's statistics; default False (FlashSAC: True)"""
 
 class _DelayedActorKeys(TypedDict, total=False):
     policy_delay: int | float | None
