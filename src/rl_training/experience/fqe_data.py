@@ -65,8 +65,8 @@ def estimated_returns(
     """
     continued, ends = rewards.copy(), np.union1d(episodes.ends, np.flatnonzero(dones))
     cut = ends[dones[ends] == 0]
-    goes_on = 1.0 - float(np.mean(dones != 0))
-    continued[cut] += gamma * rewards.mean() / (1.0 - gamma * goes_on)
+    termination_rate = float(np.mean(dones != 0))
+    continued[cut] += gamma * rewards.mean() / (1.0 - gamma * (1.0 - termination_rate))
     return discounted_sums(continued, ends, gamma)
 
 

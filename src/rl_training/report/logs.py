@@ -68,7 +68,7 @@ class Log:
     bad: int = 0
     """number of evaluations that are not finite"""
     before: int | None = None
-    """updates before the first environment step; None if no row tells"""
+    """updates before the first environment step; None if no row has environment steps"""
     tags: tuple[str, ...] = ()
     """the metrics that it has a column for"""
 

@@ -314,7 +314,7 @@ class _Reader:
 
 
 def _updates_before(log: Log, record: Mapping[str, Any], settings: Mapping[str, Any]) -> int:
-    """The updates before the first environment step: by the log, else by the end of the run, else as planned."""
+    """The updates before the first environment step: from the log, from the record of the end, or as planned."""
     if log.before is not None:
         return log.before
     metrics, ended = record.get("metrics"), record.get("ended_at")

@@ -269,7 +269,7 @@ def _of_task(records: list[dict[str, Any]], task: str | None, caller: str) -> li
     found = exact or [record for record in records if task in (None, record["task"], record["env_id"])]
     files = dict.fromkeys(record["task"] for record in found)
     envs = dict.fromkeys(_environment(record) for record in found)
-    if len(files) != 1 and not exact and (task is None or task not in {record["env_id"] for record in found}):
+    if not found or (task is None and len(files) > 1):
         tasks = ", ".join(dict.fromkeys(record["task"] for record in records))
         raise ConfigError(f"{caller}: name one task of this study: {tasks}", key="task")
     if len(envs) != 1:
