@@ -46,6 +46,15 @@ def exported(space: gym.Space[Any], folder: Path) -> Policy:
     return Policy(path)
 
 
+def test_whole_numbers_of_a_discrete_space_are_a_batch(tmp_path: Path) -> None:
+    policy, states = (
+        exported(SPACES["discrete"], tmp_path),
+        np.arange(-1, 4),
+    )  # as many as a flat vector has numbers
+    assert np.array_equal(policy(states), np.stack([policy(int(state)) for state in states]))
+    assert np.array_equal(policy(states.tolist()), policy(states))
+
+
 @pytest.mark.parametrize("name", SPACES)
 def test_observations_with_parts_are_flattened_as_gymnasium_does(name: str, tmp_path: Path) -> None:
     space, flatten = SPACES[name], Flattening(describe(SPACES[name]))

@@ -103,6 +103,20 @@ def test_a_dictionary_of_batches_is_a_batch(name: str) -> None:
     assert not spaces.is_single(alone)
 
 
+@pytest.mark.parametrize("count", [1, 4, 5])
+def test_whole_numbers_of_a_discrete_space_are_a_batch(count: int) -> None:
+    """Also if there are as many as a flat vector has numbers."""
+    space = gym.spaces.Discrete(5, start=-2)
+    spaces, states = read_spaces(Shaped(space)), np.arange(-2, 3)[:count]
+    flat = np.stack([np.asarray(flatten(space, one), np.float32) for one in states])
+    for obs in (states, states.tolist(), parse_observations(json.dumps(states.tolist()), spaces)):
+        assert np.array_equal(spaces.observations(obs), flat)
+        assert not spaces.is_single(obs)
+    assert spaces.is_single(flat[0])
+    with pytest.raises(ConfigError, match="which its Discrete space does not contain"):
+        spaces.observations(np.array([0, 9]))
+
+
 def test_a_dictionary_of_unequal_or_empty_batches_is_refused() -> None:
     spaces = read_spaces(Shaped(SPACES["unsorted"]))
     for obs in ({"z": [[0.5], [0.1]], "a": [1]}, {"z": np.zeros((0, 1)), "a": np.zeros(0, int)}):

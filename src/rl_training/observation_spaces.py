@@ -90,7 +90,13 @@ class Flattening:
         return _mapped(self.description, value, np.asarray)
 
     def unstacked(self, obs: Any) -> list[Any] | None:
-        """The observations in a dictionary of batches, as vector environments return it; None for other values."""
+        """The observations of a batch as vector environments return it; None for other values.
+
+        It is a dictionary of batches, or whole numbers `[B]` of a `Discrete` space. (Flat vectors are no integers.)
+        """
+        if self.description["kind"] == "Discrete":
+            states = np.asarray(obs) if isinstance(obs, np.ndarray | list | tuple) else None
+            return list(states) if states is not None and states.ndim == 1 and states.dtype.kind in "iu" else None
         if self.description["kind"] != "Dict" or not isinstance(obs, Mapping):
             return None
         sizes = _batch_sizes(self.description, obs)

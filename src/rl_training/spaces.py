@@ -137,7 +137,7 @@ class SpaceSpec:
         """Convert one or several observations to a finite float32 batch `[B, O]`.
 
         They are flat vectors or have the environment's own form: one observation, a list of dictionaries or tuples,
-        or a dictionary of batches.
+        a dictionary of batches, or whole numbers `[B]` of a `Discrete` space.
         """
         obs = self._flat(obs)
         try:
@@ -156,8 +156,10 @@ class SpaceSpec:
 
     def is_single(self, obs: Any) -> bool:
         """Whether `obs` is one observation rather than a batch."""
+        if self.flattening is not None and self.flattening.unstacked(obs) is not None:
+            return False
         if self.flattening is not None and self.flattening.is_original(obs):
-            return self.flattening.unstacked(obs) is None
+            return True
         return not self._is_list(obs) and np.ndim(obs) == 1
 
     def _is_list(self, obs: Any) -> bool:
@@ -171,10 +173,10 @@ class SpaceSpec:
         if self.flattening is None:
             return obs
         try:
-            obs = self.flattening.unstacked(obs) or obs
-            if self.flattening.is_original(obs):
-                return self.flattening(obs)
-            return np.stack([self.flattening(one) for one in obs]) if self._is_list(obs) else obs
+            several = self.flattening.unstacked(obs) or (obs if self._is_list(obs) else None)
+            if several is not None:
+                return np.stack([self.flattening(one) for one in several])
+            return self.flattening(obs) if self.flattening.is_original(obs) else obs
         except (Misfit, TypeError, ValueError) as error:
             raise ConfigError(f"obs does not fit the policy: {error}") from None
 

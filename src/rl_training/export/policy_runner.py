@@ -120,6 +120,13 @@ def _flat(part: dict[str, Any], values: Any) -> Any:
     return np.concatenate([np.eye(n)[column] for n, column in zip(count, (given - first).T)], axis=-1)
 
 
+def _is_own(part: dict[str, Any], value: Any) -> bool:
+    """Whether `value` has the form of the space, not of its flat vector; integers `[B]` are B discrete states."""
+    if part["kind"] == "Discrete" and np.ndim(value) == 1 and np.asarray(value).dtype.kind in "iu":
+        return True
+    return bool(np.shape(value) == _shape(part) != (part["count"],))
+
+
 class Policy:
     """An exported policy; call it with an observation."""
 
@@ -158,7 +165,7 @@ class Policy:
         names, size = [part["part"] for part in self.parts], self.info["observation"]["size"]
         if names and isinstance(observation, list) and observation and isinstance(observation[0], (Mapping, tuple)):
             return np.concatenate([self._vectors(one).reshape(1, -1) for one in observation])
-        if names == [""] and np.shape(observation) == _shape(self.parts[0]) != (size,):
+        if names == [""] and _is_own(self.parts[0], observation):
             return self._joined([observation])
         leaves = _leaves(observation)
         found = sorted(name for name, _ in leaves)
