@@ -452,6 +452,25 @@ def test_episodes_are_held_out_whole_and_always_the_same() -> None:
     assert len(hold_out(data, 0.999).training.episode_ends) == 1
 
 
+def test_the_same_episodes_are_held_out_if_some_have_no_next_action() -> None:
+    """A cut episode of one row has none, so that ReBRAC leaves it out."""
+    lengths = [3, 1, 4, 1, 3, 3, 1, 3, 2, 3]
+    ends = np.zeros(sum(lengths), bool)
+    ends[np.cumsum(lengths) - 1] = True
+    numbers = np.repeat(np.arange(10.0), lengths)[:, None]
+    data = TransitionDataset.from_arrays(
+        numbers, 0 * numbers, numbers[:, 0], ~ends & False, ends, numbers, action_low=-1.0, action_high=1.0
+    )
+    shorter = data.with_next_actions()
+    assert shorter.lost == (1, 3, 6)
+    of = [
+        {int(number) for part in [split.held_out] for number in part.rows[:, 0]}
+        for split in (hold_out(data, 0.4), hold_out(shorter, 0.4))
+    ]
+    assert of[1] == of[0] - {1, 3, 6}
+    assert hold_out(shorter, 0.4).training.lost == ()
+
+
 # Validation in training.
 
 

@@ -78,6 +78,7 @@ class Build:
             "spaces": data.spaces.record(),
             "fingerprint": data.fingerprint(),
             "raw": list(data.raw or ()),
+            "lost": list(data.lost),
         }
         return Contents(data.rows, data.episode_ends, about)
 
@@ -96,7 +97,7 @@ def unpacked(
     own: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in about["spaces"].items()
     }
-    raw = about.get("raw")  # missing in files of version 0.2
+    raw, lost = about.get("raw"), about.get("lost", ())  # missing in files of version 0.2
     return TransitionDataset(
         rows,
         spaces or SpaceSpec(**own),
@@ -109,4 +110,5 @@ def unpacked(
         memory_limit=budgets.on_host(),
         checksum=about["fingerprint"],
         raw=RawRows(*raw) if raw else None,
+        lost=tuple(lost),
     )

@@ -54,7 +54,7 @@ class TransitionDataset:
     drawn with the weights of the parts. `reward_map` is the (scale, shift) applied to the rewards, to be applied to
     new experience too. `extras` are the extra columns of the rows, `n_step` the number of steps that a row covers.
     `action_probs` `[n]` are the probabilities of the logged actions, if the source has them; training ignores them.
-    Transforms return new data sets.
+    `lost` are the numbers of episodes that had no row left after `with_extras`. Transforms return new data sets.
     """
 
     rows: NDArray[np.float32]
@@ -70,6 +70,7 @@ class TransitionDataset:
     checksum: str | None = None  # `fingerprint()`, if known
     raw: RawRows | None = None  # of the source rows, see `as_raw`
     action_probs: NDArray[Any] | None = None
+    lost: tuple[int, ...] = ()
 
     __array_ufunc__ = __iter__ = None  # neither NumPy nor a loop may take the episodes for items
 
@@ -309,6 +310,7 @@ class TransitionDataset:
             episode_ends=ends - 1,
             notes=(*self.notes, remark),
             parts=remaining_parts(self.parts, starts, lengths),
+            lost=(),
         )
 
     def with_next_actions(self) -> Self:
@@ -349,6 +351,7 @@ class TransitionDataset:
             notes=(*self.notes, *notes),
             parts=remaining_parts(self.parts, starts, remaining),
             extras=extras,
+            lost=tuple(np.flatnonzero(remaining == 0).tolist()),
         )
 
     def with_n_step(self, n: int, gamma: float, *, in_place: bool = False) -> Self:

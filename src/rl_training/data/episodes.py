@@ -55,16 +55,21 @@ class Split(NamedTuple):
 def hold_out(dataset: TransitionDataset, fraction: float) -> Split:
     """Split off a random `fraction` of the episodes (at least one).
 
-    The choice depends only on the number of episodes, so that training and evaluation hold out the same ones.
+    The choice depends only on the number of episodes in the source, so that training and evaluation hold out the
+    same ones, also if the rows of some episodes are all left out.
     """
     if not 0 < fraction < 1:
         raise ConfigError(f"validation_fraction must be in (0, 1), got {fraction}", key="validation_fraction")
-    count = len(Episodes.of(dataset, "validation_fraction").starts)
+    present = len(Episodes.of(dataset, "validation_fraction").starts)
+    count = present + len(dataset.lost)
     held = min(count - 1, max(1, round(fraction * count)))
-    order = held_out_episodes().permutation(count)
+    chosen = held_out_episodes().permutation(count)[:held]
+    is_held = np.isin(np.setdiff1d(np.arange(count), dataset.lost), chosen)
+    if is_held.all() or not is_held.any():
+        raise DatasetError(f"{dataset.name}: too few episodes for validation_fraction {fraction}: {present}")
     return Split(
-        dataset.of_episodes(np.sort(order[held:]), f"{held} of {count} episodes held out"),
-        dataset.of_episodes(np.sort(order[:held]), f"{held} held-out episodes of {count}"),
+        dataset.of_episodes(np.flatnonzero(~is_held), f"{held} of {count} episodes held out"),
+        dataset.of_episodes(np.flatnonzero(is_held), f"{held} held-out episodes of {count}"),
     )
 
 
