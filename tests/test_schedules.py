@@ -136,6 +136,23 @@ def test_rates_are_restored_before_the_next_update(tmp_path: Path) -> None:
     assert logged(resumed.run_dir)[-1]["train/learning_rate"] == logged(straight.run_dir)[-1]["train/learning_rate"]
 
 
+def test_a_schedule_counts_the_updates_made_and_those_still_due(tmp_path: Path) -> None:
+    """Also if a resumed run makes fewer updates per step than before."""
+    kwargs = {"learning_rate_schedule": "linear", "gradient_updates_per_step": 4, "learning_starts": 0}
+    fields: dict[str, Any] = {
+        "total_timesteps": 20,
+        "eval_episodes": 0,
+        "checkpoint_interval": 20,
+        "log_interval": 5,
+    }
+    part = train(tiny("sac", tmp_path, kwargs=kwargs, **fields))
+    full = float(logged(part.run_dir)[0]["train/learning_rate"]) / (1 - 19 / 80)
+    resumed = resume(part.run_dir, overrides=["total_timesteps=40", "gradient_updates_per_step=1"])
+    rows = {int(row["step"]): float(row["train/learning_rate"]) for row in logged(resumed.run_dir)}
+    assert rows[25] == pytest.approx(full * (1 - 84 / 100))
+    assert rows[40] == pytest.approx(full * (1 - 99 / 100))
+
+
 @pytest.mark.parametrize(
     ("algo", "kwargs", "what"),
     [

@@ -27,6 +27,7 @@ from rl_training.runtime.online import (
     fit_online,
     make_buffer,
     make_collector,
+    planned_updates,
     require_updates,
     warn_about_actor,
 )
@@ -112,7 +113,7 @@ class OfflineToOnline(Regime):
         self.first_phase = "pretrain" if self.pretraining else "online"
         self.first_update = self.online.first_steps
         self.total_ticks = self.pretraining + spec.config.total_timesteps
-        self.total_updates = self.pretraining + self.online.earned(spec.config.total_timesteps)
+        self.total_updates = planned_updates(spec, self.online, self.pretraining)
         require_updates(spec, self.online, self.total_updates)
         if self.max_updates is not None:
             self.total_updates = min(self.total_updates, self.max_updates)
@@ -156,6 +157,8 @@ class OfflineToOnline(Regime):
             changed = Changes(differences(*settings))
             rows = f"{before['rows']:,} rows of {before['name']} -> {now['rows']:,} rows of {now['name']}"
             lines.append(f"its data differ from those of that run: {str(changed) or rows}")
+        if held_out := config_of(origin).algo_kwargs.get("validation_fraction"):
+            lines.append(f"the episodes that validation_fraction {held_out:g} held out there are data here")
         return lines
 
     def make_updaters(self) -> None:

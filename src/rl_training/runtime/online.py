@@ -30,7 +30,7 @@ from rl_training.runs.init_from import initialise_from
 from rl_training.runs.regime import Act, Advanced, Event, Regime, Updates
 from rl_training.runs.session import Session
 from rl_training.runs.spec import RunSpec
-from rl_training.runs.state import clips_observations, config_of, has_normalizer, moments_of
+from rl_training.runs.state import clips_observations, clock_of, config_of, has_normalizer, moments_of
 from rl_training.settings import NonNegativeInt, PositiveInt, Settings
 from rl_training.spaces import SpaceSpec
 from rl_training.updates.schedules import OptimizationConfig
@@ -124,6 +124,19 @@ def _short_intervals(config: TrainConfig) -> list[str]:
     least = {"log_interval": config.num_envs, "checkpoint_interval": 100 * config.num_envs}
     values = {name: getattr(config, name) for name in least}
     return [f"{name} {values[name]:,}" for name in least if values[name] < least[name] and config.num_envs >= MANY]
+
+
+def planned_updates(spec: RunSpec, online: OnlineConfig, pretraining: int = 0) -> int:
+    """Updates of the whole run. If it is resumed, settings may have changed: those made count as they are."""
+    total = online.earned(spec.config.total_timesteps)
+    if spec.checkpoint is None:
+        return pretraining + total
+    with checkpoint_errors(spec.checkpoint):
+        trainer = spec.checkpoint.records["trainer"]
+        clock, made = clock_of(trainer), int(trainer["counters"]["updates"])
+    if clock.phase != "online":
+        return pretraining + total
+    return made + max(0, total - online.earned(clock.global_step))
 
 
 def require_updates(spec: RunSpec, online: OnlineConfig, updates: int) -> None:
@@ -294,7 +307,7 @@ class Online(Regime):
         self.spec, self.online = spec, spec.resolved[OnlineConfig]
         self.spaces = spaces_of(spec.config, discrete=spec.sections.takes_discrete, given=spec.given)
         self.total_ticks, self.first_update = spec.config.total_timesteps, self.online.first_steps
-        self.total_updates = self.online.earned(spec.config.total_timesteps)
+        self.total_updates = planned_updates(spec, self.online)
         require_updates(spec, self.online, self.total_updates)
         normalize, origin = spec.resolved[ObservationConfig].normalize_observations, spec.origin
         self.learner = build_learner(
