@@ -27,7 +27,8 @@ from rl_training.experiment.checkpointing import (
 )
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.retention import copy_checkpoint
-from rl_training.runs.session import TrainResult
+from rl_training.runs.callbacks import Callback
+from rl_training.runs.session import Session, TrainResult
 from tests.reliability.processes import Child
 from tests.runs import (
     FINE_TUNED,
@@ -126,6 +127,20 @@ def test_early_stopping_goes_on_counting(tmp_path: Path) -> None:
     config = eventful("sac", tmp_path, kwargs=stopping, total_timesteps=200)
     state = trainer_state(assert_exact(config, 40).checkpoint_path)
     assert state["should_stop"]
+    assert state["clock"]["global_step"] == 60
+
+
+def test_the_evaluation_of_a_stopped_run_does_not_count_for_early_stopping(tmp_path: Path) -> None:
+    class StopAt(Callback):
+        def on_step(self, session: Session) -> None:
+            if session.clock.global_step == 20:
+                session.stop("enough for today")
+
+    stopping = {"eval_interval": 15, "early_stopping": {"patience": 3, "min_improvement": 1e9}}
+    config = eventful("sac", tmp_path, kwargs=stopping, total_timesteps=200)
+    part = train(config, [StopAt()])
+    assert trainer_state(part.checkpoint_path)["clock"]["global_step"] == 20
+    state = trainer_state(resume(part.run_dir).checkpoint_path)
     assert state["clock"]["global_step"] == 60
 
 

@@ -129,11 +129,13 @@ def _next_commands(result: TrainResult) -> list[str]:
     config = TrainConfig(**_record_of(result.checkpoint_path, "config.json"))
     name, permission = program_name(), config.permission()
     run, checkpoint = shlex.quote(str(result.run_dir)), shlex.quote(str(result.checkpoint_path))
-    more = 2 * max(config.total_timesteps, int(result.metrics["global_step"]))
+    more = f" --set total_timesteps={2 * max(config.total_timesteps, int(result.metrics['global_step']))}"
+    if _record_of(result.checkpoint_path, "trainer.json").get("stop_final") is False:
+        more = ""  # its own budget is not used up
     loading = config.permission(policy_alone=True)
     commands = [
         f"{name} predict {checkpoint} --obs {_example_observation(result.checkpoint_path)}{loading}",
-        f"{name} resume {run} --set total_timesteps={more}{permission}",
+        f"{name} resume {run}{more}{permission}",
         f"tensorboard --logdir {run}",
     ]
     if config.env_id is None:

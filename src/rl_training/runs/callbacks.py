@@ -154,7 +154,8 @@ class EvaluationCallback(PeriodicCallback):
 class EarlyStoppingCallback(Callback):
     """Stops when `target_return` is reached, or after `patience` evaluations without `min_improvement`.
 
-    Patience starts at the first environment step: evaluations during RLPD's pretraining do not count.
+    Patience starts at the first environment step: evaluations during RLPD's pretraining do not count. Nor does the
+    evaluation of a run that stopped for another reason, because an uninterrupted run would not have it.
     """
 
     def __init__(
@@ -169,13 +170,17 @@ class EarlyStoppingCallback(Callback):
         self.target_return = target_return
         self.best: float | None = None
         self.waited = 0
+        self._stopped_early = False
+
+    def on_training_end(self, session: Session) -> None:
+        self._stopped_early = session.stop_final is False
 
     def on_evaluation(self, session: Session, metrics: Mapping[str, float]) -> None:
         value = metrics["eval_return_mean"]
         if self.target_return is not None and value >= self.target_return:
             session.stop(f"target_return {self.target_return:g} reached: {value:.6g}", final=True)
             return
-        if session.clock.phase == "pretrain":
+        if session.clock.phase == "pretrain" or self._stopped_early:
             return
         if self.best is None or value > self.best + self.min_improvement:
             self.best, self.waited = value, 0
