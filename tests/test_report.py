@@ -326,6 +326,16 @@ def test_a_repeated_run_without_evaluations_does_not_displace_another(tmp_path: 
     assert [Path(row["run"]).name for row in found.tables["troubles"].records()] == ["newer"]
 
 
+def test_methods_with_one_name_keep_their_runs(tmp_path: Path) -> None:
+    for gamma in (0.9, 0.99):
+        for seed in (0, 1):
+            write_run(tmp_path / f"{gamma}-{seed}", [gamma], seed=seed, settings=settings_of(gamma=gamma))
+    names = {f"sac (gamma={gamma})": "x" for gamma in (0.9, 0.99)}
+    for options in ({"names": names}, {"by": "path"}):
+        (result,) = report.read(tmp_path, **options).summary.results.values()
+        assert (result.seeds, result.mean) == (4, pytest.approx(0.945))
+
+
 def test_methods_by_path_and_tags(tmp_path: Path) -> None:
     for name in ("before", "after"):
         settings = settings_of() | {"tags": [name]}

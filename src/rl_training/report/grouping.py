@@ -256,15 +256,23 @@ def _varying(runs: Iterable[Run], tasks: Mapping[Run, str]) -> dict[str, list[st
     values: dict[tuple[str, str, str], set[str]] = {}
     # Runs that differ only in their seed share one settings object.
     for run in {(run.algo, tasks[run], id(run.settings)): run for run in runs}.values():
-        for key, value in run.settings.items():
-            of_task = is_offline(run) and key.startswith("algo_kwargs.dataset")
-            if key not in _IGNORED and not of_task:
-                values.setdefault((run.algo, tasks[run], key), set()).add(text_of(value))
+        for key, value in _own_settings(run).items():
+            values.setdefault((run.algo, tasks[run], key), set()).add(text_of(value))
     found: dict[str, list[str]] = {}
     for (algo, _, key), several in values.items():
         if len(several) > 1 and key not in found.setdefault(algo, []):
             found[algo].append(key)
     return found
+
+
+def _own_settings(run: Run) -> dict[str, Any]:
+    """The settings that may tell two methods apart: without those of the task."""
+    of_task = "algo_kwargs.dataset" if is_offline(run) else None
+    return {
+        key: value
+        for key, value in run.settings.items()
+        if key not in _IGNORED and not (of_task and key.startswith(of_task))
+    }
 
 
 def text_of(value: Any) -> str:
@@ -275,12 +283,15 @@ def text_of(value: Any) -> str:
 def _select_runs(cell: Cell, selection: Selection) -> list[Trouble]:
     """Move the runs that count to `cell.runs`; return the remarks on all runs."""
     troubles, others = [], []
-    newest: dict[int | None, Run] = {}
+    # A cell has runs with other settings if the caller gave two methods one name.
+    texts = {id(run.settings): text_of(_own_settings(run)) for run in cell.others}
+    same = {run: (run.seed, run.algo, texts[id(run.settings)]) for run in cell.others}
+    newest: dict[tuple[int | None, str, str], Run] = {}
     for run in sorted(cell.others, key=lambda run: (len(run.curve) > 0, run.status in _ENDED, run.created or 0.0)):
-        newest[run.seed] = run
+        newest[same[run]] = run
     for run in cell.others:
-        again = newest[run.seed] is not run and run.seed is not None
-        counts, what, reason = _assess(run, selection) if not again else _repeated(newest[run.seed])
+        again = newest[same[run]] is not run and run.seed is not None
+        counts, what, reason = _assess(run, selection) if not again else _repeated(newest[same[run]])
         if counts:
             cell.runs.append(run)
         elif len(run.curve) and not again:
