@@ -30,6 +30,14 @@ def test_ranges_are_of_whole_numbers_where_the_base_has_one() -> None:
     }
 
 
+def test_a_range_without_a_number_in_the_base_has_the_type_of_the_setting() -> None:
+    space = {"max_hours": {"low": 1, "high": 3}, "random_steps": {"low": 1, "high": 3}}
+    assert read_tuning(tiny_tuning(space=space)).space == {
+        "algo_kwargs.max_hours": Range(1.0, 3.0),
+        "algo_kwargs.random_steps": Range(1, 3, whole=True),
+    }
+
+
 @pytest.mark.parametrize(
     ("entry", "inside", "outside"),
     [

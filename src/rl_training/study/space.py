@@ -38,12 +38,9 @@ class Range:
         return step is None or _is_multiple(value - self.low, step)
 
     def like(self, value: Any) -> Range:
-        """The same range, of whole numbers if `value`, the setting in the base, is one.
-
-        If that is not a number, the range is of whole numbers if its bounds and step are.
-        """
+        """The same range, of whole numbers if `value` is one."""
         given = [number for number in (self.low, self.high, self.step) if number is not None]
-        if type(value) is int or (type(value) is not float and all(type(number) is int for number in given)):
+        if type(value) is int:
             if fraction := [number for number in given if number != int(number)]:
                 raise ValueError(f"takes whole numbers, got {fraction[0]!r}")
             step = None if self.step is None else int(self.step)

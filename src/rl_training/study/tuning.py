@@ -17,6 +17,7 @@ from typing import Any
 from rl_training.errors import ConfigError, RLTrainingError, RunInUse, one_line
 from rl_training.experiment import files
 from rl_training.experiment.config import TrainConfig
+from rl_training.runs.signals import TrainingInterrupted
 from rl_training.settings import at_home
 from rl_training.study.claims import WATCH_INTERVAL, Claim, DiskClock, Owner, is_ahead, take
 from rl_training.study.description import Location, WantedConfig
@@ -213,7 +214,10 @@ class Tuning:
     def _run(self, result: TuningResult, runner: _Runner) -> StudyStatus:
         """Plan all trials, and run those that are not done."""
         plan = self._plan(result, runner.sharing)
-        status = runner.run()
+        try:
+            status = runner.run()
+        except TrainingInterrupted as stopped:
+            raise TrainingInterrupted("interrupted; the same command goes on", stopped.exit_code - 128) from None
         if status.failed and not has_begun(self.folder, plan):
             failure = status.failed[0].failure
             raise RLTrainingError(f"no trial can begin: {one_line(failure.message if failure else 'unknown')}")

@@ -41,7 +41,7 @@ from rl_training.study.description import (
 )
 from rl_training.study.document import StudyDocument
 from rl_training.study.plan import described
-from rl_training.study.space import Dimension, parse_space
+from rl_training.study.space import Dimension, Range, parse_space
 
 # If the space has more corners, each setting alone is checked at its ends.
 _MOST_CORNERS = 256
@@ -133,12 +133,12 @@ def _described(document: StudyDocument, file: TuningFile, location: Location) ->
     base = checked(location.apply(values), source, file.seeds[0])
     require_origins([base], (*file.seeds, *file.fresh_seeds))
     space = put_settings(file.space, "space", copy.deepcopy(values), places)
+    found = TuningDescription(name, document, file, (source,), (base,), (), space, values, location)
     for key, setting in zip(sorted(file.space, key=lambda key: key != "algo"), list(space)):
         try:
-            space[setting] = space[setting].like(_value_at(base, setting))
+            space[setting] = space[setting].like(_example(found, setting))
         except ValueError as error:
             raise ConfigError(f"space: {key} {error}", key=f"space.{key}") from None
-    found = TuningDescription(name, document, file, (source,), (base,), (), space, values, location)
     for corner in _corners(space):
         try:
             found.config_at(corner)
@@ -155,6 +155,18 @@ def _check_seeds(file: TuningFile) -> None:
         )
     if max(file.fresh_seeds, default=0) > _HIGHEST_SEED:
         raise ConfigError("no seeds are left above the trials'; give confirm.seeds", key="confirm")
+
+
+def _example(found: TuningDescription, setting: str) -> Any:
+    """The base's value of a setting; if that is no number (null, `auto`), a number of the setting's type."""
+    value, dimension = _value_at(found.base, setting), found.space[setting]
+    if type(value) in (int, float) or not isinstance(dimension, Range):
+        return value
+    try:
+        found.config_at({setting: dimension.low + 0.5})
+    except ConfigError:
+        return 0
+    return 0.5
 
 
 def _value_at(config: TrainConfig, place: str) -> Any:
