@@ -676,6 +676,19 @@ def test_collecting_with_a_policy(trained: tuple[Path, Result], tmp_path: Path) 
     assert not (tmp_path / "x.npz").exists()
 
 
+def test_collecting_with_a_policy_uses_the_environment_of_its_run(tmp_path: Path) -> None:
+    train = ("train", "--algo", "sac", "--env", "Pendulum-v1", "--steps", 60, "--output-dir", tmp_path / "runs")
+    succeed(
+        *train,
+        *(f"--set={key}" for key in ("env_kwargs.max_episode_steps=7", "hidden_sizes=[4]", "eval_episodes=0")),
+    )
+    (home,) = (tmp_path / "runs").iterdir()
+    collect = ("dataset", "collect", "--env", "Pendulum-v1", "--size", 20, "--policy", home, "--output")
+    succeed(*collect, tmp_path / "data.npz")
+    with np.load(tmp_path / "data.npz") as data:
+        assert np.flatnonzero(data["timeouts"])[:2].tolist() == [6, 13]
+
+
 def test_validating_lists_all_faults_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     columns = episodes()

@@ -138,12 +138,15 @@ def collect(
     if stochastic and policy is None:
         raise ConfigError("--stochastic: needs --policy CHECKPOINT; without one actions are random anyway")
     config = TrainConfig(algo="bc", env_id=env, total_timesteps=1, seed=seed, allow_import=allow_import)
+    checkpoint = None if policy is None else open_checkpoint(policy)
+    if checkpoint is not None and (before := config_of(checkpoint)).env_id == env:
+        config = config.replace(env_kwargs=before.env_kwargs, wrappers=before.wrappers)
     spaces = spaces_of(config)
     note(f"collecting {size:,} transitions of {env}")
-    if policy is None:
+    if checkpoint is None:
         dataset = collect_random(config, spaces, size, seed)
     else:
-        act = _policy_actions(policy, config, spaces, stochastic)
+        act = _policy_actions(checkpoint, config, spaces, stochastic)
         dataset = collect_dataset(config, spaces, size, seed, act, name=f"{policy} in {env}")
     _write(dataset, output)
 
@@ -185,14 +188,14 @@ def replay_of(checkpoint: Checkpoint, *, allow_import: bool = False) -> Transiti
     return TransitionDataset(rows, spaces, np.flatnonzero(ends), str(checkpoint.path), tuple(notes))
 
 
-def _policy_actions(policy: str, config: TrainConfig, spaces: SpaceSpec, stochastic: bool) -> Any:
+def _policy_actions(checkpoint: Checkpoint, config: TrainConfig, spaces: SpaceSpec, stochastic: bool) -> Any:
     """Return `act(obs [1, O]) -> internal actions` of a checkpoint's policy."""
-    loaded = load_policy(open_checkpoint(policy), allow_import=config.allow_import)
+    loaded = load_policy(checkpoint, allow_import=config.allow_import)
     if difference := spaces.difference(loaded.spaces):
-        raise ConfigError(f"--env {config.env_id}: does not fit the policy of {policy} ({difference})")
+        raise ConfigError(f"--env {config.env_id}: does not fit the policy of {checkpoint.path} ({difference})")
     if stochastic and not loaded.policy.stochastic:
         raise ConfigError(
-            f"--stochastic: the {loaded.config.algo} policy of {policy} is deterministic; leave it out"
+            f"--stochastic: the {loaded.config.algo} policy of {checkpoint.path} is deterministic; leave it out"
         )
     rng, sampled = seeding.exploration(config.seed or 0), loaded.policy.samples(False if stochastic else None)
 

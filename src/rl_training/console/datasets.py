@@ -109,7 +109,10 @@ def collect(
     stochastic: Annotated[bool, typer.Option("--stochastic", help="Sample the policy's actions.")] = False,
     allow_import: AllowImport = False,
 ) -> None:
-    """Collect transitions with random actions or a trained policy."""
+    """Collect transitions with random actions or a trained policy.
+
+    If the policy was trained in this environment, its `env_kwargs` and `wrappers` are used.
+    """
     from rl_training.console import dataset_tasks
 
     dataset_tasks.collect(env, output, size, seed, policy, stochastic=stochastic, allow_import=allow_import)
@@ -123,9 +126,10 @@ def from_run(
 ) -> None:
     """Write the replay buffer of a run as a data set.
 
-    Rows are written episode by episode, one environment after another. The buffer does not store time limits: an
-    episode ends at a row whose next observation differs from the observation of the following row. If more was
-    collected than the buffer holds, the oldest transitions are lost, and the first episodes are incomplete.
+    Rows are written episode by episode, one environment after another. If `n_step` is 1, the buffer does not store
+    time limits: an episode ends at a row whose next observation differs from the observation of the following row.
+    If more was collected than the buffer holds, the oldest transitions are lost, and the first episodes are
+    incomplete.
     """
     from rl_training.console import dataset_tasks
 
