@@ -20,6 +20,7 @@ from benchmarks.evidence import keeping, rendering, working
 from benchmarks.evidence.__main__ import main
 from benchmarks.evidence.judging import EPISODES, SEED
 from benchmarks.evidence.peers import peers_of
+from benchmarks.evidence.phases import fine_tuning
 from benchmarks.evidence.published import PUBLISHED, published
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.config import TrainConfig
@@ -637,3 +638,15 @@ def test_every_measured_page_is_made_from_its_files(tmp_path: Path) -> None:
         place: {name: _sections(report.ROOT / place).get(name) for name in sections}
         for place, sections in made.items()
     }
+
+
+def test_fine_tuning_tells_the_return_before_the_lowest_after_and_the_last() -> None:
+    kept = made(range(2), algo="awac", step=10)
+    for shift, run in enumerate(kept["runs"].values()):
+        values = [50.0, 90.0 + shift, 40.0 + shift, 80.0]
+        run["curve"] = {name: [-5, 0, 5, 10] for name in ("steps", "updates", "seconds")} | {"values": values}
+    assert fine_tuning(rendering.summary_of(kept, judgements=False).groups) == []  # without data
+    for run in kept["runs"].values():
+        run["dataset"] = {"name": "d", "rows": 9, "fingerprint": "f"}
+    (text,) = fine_tuning(rendering.summary_of(kept, judgements=False).groups)
+    assert "| 0–1 | 90 ± 1 | 40 ± 1 | 80 ± 0 | 10 |" in text

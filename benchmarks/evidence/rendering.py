@@ -14,6 +14,7 @@ from benchmarks.evidence.judging import EPISODES
 from benchmarks.evidence.keeping import OVER, Kept, about_of, load, reading_of
 from benchmarks.evidence.naming import name_of, short_name
 from benchmarks.evidence.peers import best_peer, peer_rows, settings_of_peers
+from benchmarks.evidence.phases import fine_tuning
 from benchmarks.evidence.published import NOTE, STEPS, Published, published
 from benchmarks.report import UNKNOWN, Sections
 from rl_training.display.text import number
@@ -62,7 +63,7 @@ def section(kept: Kept) -> str:
     if over:
         summary = summary_of(kept, judgements=True)
         parts += [*(_task(kept, summary, task) for task in summary.tasks), *_troubles(summary)]
-    parts += _on_the_way(kept)
+    parts += [*_on_the_way(kept), *fine_tuning(summary_of(kept, judgements=False).groups)]
     if begun:
         parts.append(_under_way(kept, begun))
     if over or begun:

@@ -114,8 +114,8 @@ def _compare(run: Runner, loaded: LoadedPolicy, group: _Group) -> Parity:
         if np.any(difference > group.allowed):
             worst = float(difference.max())
             raise ExportError(
-                f"its actions differ from the policy's by up to {worst:.2g}, "
-                f"{float(np.max(group.allowed)):.2g} is allowed; nothing was written"
+                f"its actions differ from the policy's by up to {worst:.4g}, "
+                f"{float(np.max(group.allowed)):.4g} is allowed; nothing was written"
             )
         largest = max(largest, float(difference.max(initial=0.0)))
     return Parity(largest, float(np.max(group.allowed)), len(group.obs), ties)
