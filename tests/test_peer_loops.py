@@ -274,6 +274,39 @@ use_compile: true
 use_amp: true
 """
 
+# The interface of FQL's agent and data set; every update is a line in a file.
+FQL_AGENT = """
+import distrax
+import ml_collections
+from utils.datasets import Dataset
+
+class FQLAgent:
+    def __init__(self, config, updates):
+        self.config, self.updates = config, updates
+    @classmethod
+    def create(cls, seed, ex_observations, ex_actions, config):
+        assert (ex_observations.shape, ex_actions.shape) == ((1, 17), (1, 6))
+        return cls(config, 0)
+    def update(self, batch):
+        assert len(batch["rewards"]) == self.config["batch_size"]
+        assert (batch["masks"] == 1.0 - batch["terminals"]).all()
+        with open(LOG, "a") as file:
+            print(self.updates, self.config, file=file)
+        return FQLAgent(self.config, self.updates + 1), {}
+
+def get_config():
+    none = ml_collections.config_dict.placeholder(str)
+    return ml_collections.ConfigDict(dict(lr=3e-4, batch_size=256, actor_hidden_dims=(1,), encoder=none))
+"""
+FQL_DATA = """
+class Dataset(dict):
+    @classmethod
+    def create(cls, **fields):
+        return cls(fields)
+    def sample(self, count):
+        return {name: values[:count] for name, values in self.items()}
+"""
+
 # The interface of LeanRL's script; it says what it was told, and a speed every second step.
 LEANRL_FILE = """
 from dataclasses import dataclass
@@ -556,6 +589,31 @@ def test_agent_of_flashsac_makes_as_many_updates_as_are_asked_for(tmp_path: Path
     assert {name: told[name] for name in expected} == expected
     entry = peer.entry(Rates([4.0]), Rates([2.0]))
     assert (peer.period, entry["peer"], entry["ratio"]) == (2, "FlashSAC:eager", 2.0)
+
+
+def test_agent_of_fql_makes_as_many_updates_as_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = repr(str(tmp_path / "log"))
+    files = {"site/jax": JAX, "site/distrax": "", "agents/fql": FQL_AGENT.replace("LOG", log)}
+    for name, text in (files | {"utils/datasets": FQL_DATA}).items():
+        path = tmp_path / f"{name}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    given = loops.libraries(None, None, sys.executable, fql=tmp_path)
+    found, left_out = loops.connect(given, case_of("fql"), CPU, batch=32, tf32=False)
+    assert left_out == []
+    with found["FQL"] as peer:
+        assert len(lines(tmp_path)) == 2  # they compile
+        peer.run(3)
+    number, told = lines(tmp_path)[-1].split(" ", 1)
+    sizes = [512] * 4
+    expected = {"lr": 3e-4, "batch_size": 32, "encoder": None}
+    assert (number, ast.literal_eval(told)) == (
+        "4",
+        expected | {"actor_hidden_dims": sizes, "value_hidden_dims": sizes},
+    )
 
 
 class Recorded:

@@ -1,7 +1,7 @@
-"""Scripts of CORL and Unifloral and FlashSAC's agent out of checkouts, each in a process of its own.
+"""Scripts of CORL and Unifloral, and the agents of FlashSAC and FQL, out of checkouts, each in its own process.
 
-Their code is not stored here: the scripts run unchanged and are paused between blocks of updates; FlashSAC's agent
-is called for updates. A case has such a peer if the script's networks are the case's. What CORL has learned is
+Their code is not stored here: the scripts run unchanged and are paused between blocks of updates; the agents are
+called for updates. A case has such a peer if the script's networks are the case's. What CORL has learned is
 evaluated by this package's evaluator.
 """
 
@@ -37,6 +37,10 @@ UNIFLORAL = (
 FLASHSAC = (
     "`update()` of its agent with the settings of its file, its buffer on the device; TF32 if the row says so, "
     "as its `train.py` sets it"
+)
+FQL = (
+    "`update` of its agent with the settings of its file, in JAX; minibatches are drawn on the host, as in its "
+    "`main.py`; products are in float32, or in JAX's default precision if the row says TF32"
 )
 # What a published file says about one run, where it is kept and what it is called.
 _OF_THE_RUN = {
@@ -112,6 +116,14 @@ LOOPS = {
         ),
         "flash_sac/reduce-overhead float16": _flash_sac("reduce-overhead float16", compile_mode="reduce-overhead"),
     },
+    "FQL": {
+        "fql": Loop(
+            "JAX",
+            "",
+            lambda _: True,
+            lambda case: {"actor_hidden_dims": case.hidden, "value_hidden_dims": case.hidden},
+        )
+    },
 }
 
 
@@ -134,18 +146,19 @@ def libraries(
     jax_python: str | None,
     flashsac: Path | None = None,
     ways: Sequence[str] = (),
+    fql: Path | None = None,
 ) -> list[Library]:
     """Those whose checkouts are given; `ways` to run FlashSAC."""
-    given = []
+    given, jax = [], jax_python or sys.executable
     if corl is not None:
         given.append(Library("CORL", corl, sys.executable, "benchmarks.peers.corl", CORL))
     if unifloral is not None:
-        given.append(
-            Library("Unifloral", unifloral, jax_python or sys.executable, "benchmarks.peers.unifloral", UNIFLORAL)
-        )
+        given.append(Library("Unifloral", unifloral, jax, "benchmarks.peers.unifloral", UNIFLORAL))
     if flashsac is not None:
         module = "benchmarks.peers.flashsac"
         given.append(Library("FlashSAC", flashsac, sys.executable, module, FLASHSAC, "flash_rl", tuple(ways)))
+    if fql is not None:
+        given.append(Library("FQL", fql, jax, "benchmarks.peers.fql", FQL, "agents"))
     for library in given:
         if not (library.checkout / library.folder).is_dir():
             raise SystemExit(f"no checkout with a folder `{library.folder}`: {library.checkout}")

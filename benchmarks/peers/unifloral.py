@@ -81,11 +81,16 @@ class Held:
             ),
             "wandb": SimpleNamespace(),
         }
-        if importlib.util.find_spec("distrax") is None:
-            from benchmarks.peers import small_distrax
+        return found | distrax_or_stand_in()
 
-            found["distrax"] = small_distrax
-        return found
+
+def distrax_or_stand_in() -> dict[str, Any]:
+    """`small_distrax` under the name distrax if that is not installed."""
+    if importlib.util.find_spec("distrax") is not None:
+        return {}
+    from benchmarks.peers import small_distrax
+
+    return {"distrax": small_distrax}
 
 
 def wait() -> None:

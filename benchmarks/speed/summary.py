@@ -20,6 +20,7 @@ LIBRARIES = {
     "CORL": "CORL",
     "Unifloral": "Unifloral (JAX)",
     "FlashSAC": "its authors",
+    "FQL": "its authors",
     "LeanRL": "LeanRL",
 }
 _MEMBERS = (1, 8, 32)
@@ -45,7 +46,7 @@ def _entries(program: str, kind: str | None = None) -> list[Entry]:
 def _with_peers(head: list[str], rows: Iterable[tuple[list[str], Peers]]) -> str:
     """A table whose last columns are the libraries that were measured, in the order of `LIBRARIES`."""
     rows = list(rows)
-    columns = [name for name in LIBRARIES.values() if any(name in peers for _, peers in rows)]
+    columns = [name for name in dict.fromkeys(LIBRARIES.values()) if any(name in peers for _, peers in rows)]
     lines = [[*ours, *(peers.get(name, "") for name in columns)] for ours, peers in rows]
     return table([*head, *columns], lines)
 

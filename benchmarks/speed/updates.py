@@ -2,7 +2,7 @@
 
     python -m benchmarks.speed.updates [--device cuda|cpu] [--algo sac td3 …] [--tf32] [--bf16]
                                        [--acceleration MODE] [--peer-python PATH] [--corl DIR]
-                                       [--unifloral DIR [--jax-python PATH]]
+                                       [--unifloral DIR] [--fql DIR] [--jax-python PATH]
                                        [--flashsac DIR [--flashsac-ways eager compiled …]] [--peer-seconds 300]
                                        [--seconds 6] [--blocks 7] [--batch 256] [--json FILE]
     … --against PATH [--blocks 21]    another checkout of this package (see `benchmarks.speed.against`)
@@ -13,10 +13,11 @@
 
 Observations 17, actions 6 (DQN: 6 choices), float32, data on the device; a whole update, sampling included. Blocks
 of updates of both sides alternate in one run, so that both see the same machine; the ratio is the median over pairs
-of blocks, the spread its smallest and largest. `--peer-python` is a Python that has d3rlpy; `--corl`, `--unifloral`
-and `--flashsac` are checkouts of those (see `benchmarks.peers.loops`), the second run by `--jax-python`, a Python
-with jax, flax and optax. A peer that cannot run, or is not ready after `--peer-seconds`, is left out and named at
-the end. What `--against` finds is printed, and kept if `--json` is given; the documentation is left alone.
+of blocks, the spread its smallest and largest. `--peer-python` is a Python that has d3rlpy; `--corl`,
+`--unifloral`, `--flashsac` and `--fql` are checkouts of those (see `benchmarks.peers.loops`). `--jax-python`, a
+Python with jax, flax and optax, runs Unifloral and FQL. A peer that cannot run, or is not ready after
+`--peer-seconds`, is left out and named at the end. What `--against` finds is printed, and kept if `--json` is
+given; the documentation is left alone.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--peer-python", help="a Python with d3rlpy installed")
     parser.add_argument("--corl", type=Path, metavar="DIR", help="a checkout of CORL")
     parser.add_argument("--unifloral", type=Path, metavar="DIR", help="a checkout of Unifloral")
+    parser.add_argument("--fql", type=Path, metavar="DIR", help="a checkout of FQL")
     parser.add_argument("--jax-python", metavar="PATH", help="a Python with jax, flax and optax; else this one")
     ways = [key.partition("/")[2] for key in loops.LOOPS["FlashSAC"]]
     parser.add_argument("--flashsac", type=Path, metavar="DIR", help="a checkout of FlashSAC")
@@ -70,7 +72,7 @@ def arguments() -> argparse.Namespace:
     options = parser.parse_args()
     options.blocks = options.blocks or (against.BLOCKS if options.against else 7)
     given = loops.libraries(
-        options.corl, options.unifloral, options.jax_python, options.flashsac, options.flashsac_ways
+        options.corl, options.unifloral, options.jax_python, options.flashsac, options.flashsac_ways, options.fql
     )
     options.libraries = [] if options.no_peers else given
     return options
