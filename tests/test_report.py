@@ -460,6 +460,25 @@ def test_normalisation(tmp_path: Path) -> None:
             report.read(tmp_path, **options)  # type: ignore[arg-type]
 
 
+def test_reference_returns_are_for_returns(tmp_path: Path) -> None:
+    """The lengths of Hopper's episodes, 200 in every log, are not scored by its returns."""
+    two_methods(tmp_path, ("HalfCheetah-v5", "Hopper-v5"))
+    write_run(tmp_path / "other", settings=settings_of("sac", "Hopper-v5"), seed=9)
+    log = tmp_path / "other" / "metrics.csv"
+    log.write_text(log.read_text().replace(",200.0", ",100.0"))
+    lengths = report.read(tmp_path, metric="eval_length_mean").summary
+    assert lengths.scales["HalfCheetah-v5"] is None
+    scale = lengths.scales["Hopper-v5"]
+    assert scale is not None
+    assert (scale.low, scale.high) == (100.0, 200.0)
+    with pytest.raises(ConfigError, match="eval_length_mean is no return"):
+        report.read(tmp_path, metric="eval_length_mean", normalize="d4rl")
+    for name in ("eval_return_mean", "eval/mean_reward"):
+        scale = report.read(tmp_path, metric=name).summary.scales["Hopper-v5"]
+        assert scale is not None
+        assert (scale.low, scale.high) == (-20.272305, 3234.3)
+
+
 def test_equal_results_have_no_scale_and_no_crash(tmp_path: Path, drawn: None) -> None:
     for seed in range(4):
         for algo in ("sac", "td3"):

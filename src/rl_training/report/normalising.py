@@ -8,9 +8,14 @@ from dataclasses import dataclass
 
 from rl_training.data.scores import reference_returns
 from rl_training.errors import ConfigError
+from rl_training.experiment.metric_names import tag_of
 from rl_training.report.statistics import Floats
 
 NORMALIZE = ("auto", "d4rl", "range")
+# The metrics that have the units of D4RL's reference returns.
+_RETURNS = {
+    tag_of(name) for name in ("eval_return_mean", "eval_return_min", "eval_return_max", "rollout_return_mean")
+}
 
 
 @dataclass(frozen=True)
@@ -30,10 +35,12 @@ def scale_of(
     task: str,
     env_id: str | None,
     results: Sequence[Floats],
+    metric: str,
     normalize: str = "auto",
     references: Mapping[str, tuple[float, float]] | None = None,
 ) -> Scale | None:
-    """The scale of a task: as given in `references`, by D4RL's reference scores, or by the range of all results.
+    """The scale of a task: as given in `references`, by D4RL's reference returns if `metric` is a return, or by the
+    range of all results.
 
     The keys of `references` are names of tasks or environments. Returns None if the range is empty.
     """
@@ -42,11 +49,13 @@ def scale_of(
     for name in (task, env_id or ""):
         if references and name in references:
             return _given(name, *references[name])
-    known = reference_returns(env_id) if env_id and normalize != "range" else None
+    is_return = tag_of(metric) in _RETURNS
+    known = reference_returns(env_id) if env_id and is_return and normalize != "range" else None
     if known is not None:
         return Scale(*known, "D4RL's reference returns of a random and an expert policy (its v2 tasks)")
     if normalize == "d4rl":
-        raise ConfigError(f"normalize d4rl: {task} has no reference returns; pass references", key="normalize")
+        lacks = f"{task} has no reference returns" if is_return else f"{metric} is no return"
+        raise ConfigError(f"normalize d4rl: {lacks}; pass references", key="normalize")
     values = [float(value) for result in results for value in result]
     if not values or not min(values) < max(values):
         return None

@@ -243,7 +243,9 @@ def summarise(reading: Reading, options: Options | None = None) -> Summary:
     scales = {}
     for task in groups.tasks:
         found = [result.values for (_, of), result in results.items() if of == task]
-        scales[task] = scale_of(task, groups.env_ids[task], found, options.normalize, options.references)
+        scales[task] = scale_of(
+            task, groups.env_ids[task], found, reading.metric, options.normalize, options.references
+        )
     return Summary(reading, options, groups, results, scales)
 
 
