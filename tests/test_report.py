@@ -269,6 +269,16 @@ def test_last_best_and_at_a_step(tmp_path: Path) -> None:
     assert report.read(tmp_path, at=100).summary.results["sac", "Pendulum-v1"].seeds == 3
 
 
+def test_a_run_without_an_evaluation_up_to_a_step_does_not_count(tmp_path: Path) -> None:
+    write_run(tmp_path / "late", [1.0, 9.0], every=200)
+    write_run(tmp_path / "early", [2.0, 3.0], every=100, seed=1)
+    found = report.read(tmp_path, at=150)
+    assert found.summary.results["sac", "Pendulum-v1"].values.tolist() == [2.0]
+    [trouble] = found.summary.troubles
+    assert (trouble.reason, trouble.effect) == ("its first evaluation is at step 200", "not counted")
+    assert not report.read(tmp_path, at=50).summary.results
+
+
 def test_methods_are_what_differs_on_one_task(tmp_path: Path) -> None:
     write_run(tmp_path / "a", settings=settings_of(gamma=0.9))
     write_run(tmp_path / "b", settings=settings_of(gamma=0.99))

@@ -313,8 +313,11 @@ def _assess(run: Run, selection: Selection) -> tuple[bool, str, str]:
     if not len(run.curve):
         return False, run.status, f"{run.status} without an evaluation{cause}"
     if selection.at is not None:
-        reached = bool(run.curve.steps[-1] >= selection.at)
-        return reached, run.status, "" if reached else f"{run.status} before step {selection.at:,.0f}{cause}"
+        if run.curve.steps[-1] < selection.at:
+            return False, run.status, f"{run.status} before step {selection.at:,.0f}{cause}"
+        first = run.curve.steps[0]
+        problem = f"its first evaluation is at step {first:,.0f}" if first > selection.at else ""
+        return not problem, run.status, problem
     if run.status == "diverged":
         return True, "diverged", f"counts with its evaluations up to step {run.curve.steps[-1]:,.0f}{cause}"
     if run.status not in _ENDED:
