@@ -442,6 +442,8 @@ def test_data_are_called_by_their_files(tmp_path: Path) -> None:
     mixed = "/a/hopper-medium.npz + /a/b.c/hopper-expert.hdf5"
     assert data_name(mixed) == "hopper-medium + hopper-expert"
     assert data_name("mujoco/hopper/medium-v0") == "mujoco/hopper/medium-v0"
+    minari = "/home/.minari/datasets/mujoco/hopper/{}-v0/data/main_data.hdf5"
+    assert data_name(f"{minari.format('medium')} + {minari.format('expert')}") == "medium-v0 + expert-v0"
     assert data_name("random actions in Pendulum-v1") == "random actions in Pendulum-v1"
     # The same rows in the folders of two machines are one task, others in a file of the same name are another.
     for number, (name, mark) in enumerate([("/a/some.npz", "aa"), ("b/some.npz", "aa"), ("c/some.npz", "bb")]):

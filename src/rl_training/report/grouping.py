@@ -34,6 +34,8 @@ _PREPARATION = {
 }
 # Algorithms whose runs of 0.2 recorded only the rows with a next action.
 _NEXT_ACTIONS = frozenset({"rebrac"})
+# The file of every Minari data set, in the folder `data` of that data set.
+_MINARI_FILE = "main_data.hdf5"
 _ENDED = ("finished", "stopped", "diverged")
 _MOST_WORDS = 60  # characters of settings in the name of a method
 
@@ -224,9 +226,17 @@ def _count(value: Any) -> int | None:
 
 
 def data_name(name: str) -> str:
-    """The names of data files without folders and suffixes, which may differ between machines."""
-    parts = (PurePath(part) for part in name.split(" + "))
-    return " + ".join(part.stem if part.suffix else str(part) for part in parts)
+    """The names of data files without folders and suffixes, which may differ between machines.
+
+    A Minari data set is named by its folder: all of them have the same file name.
+    """
+    return " + ".join(_file_name(PurePath(part)) for part in name.split(" + "))
+
+
+def _file_name(path: PurePath) -> str:
+    if path.name == _MINARI_FILE:
+        return path.parent.parent.name
+    return path.stem if path.suffix else str(path)
 
 
 def _other_contents(runs: Iterable[Run]) -> bool:
