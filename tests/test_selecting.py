@@ -256,6 +256,19 @@ def test_a_few_episodes_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     assert best.outside > choosing.MOST_OUTSIDE
 
 
+def test_equal_returns_do_not_leave_all_episodes_to_one_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sparse reward: every candidate fails at first, and one of them succeeds in every third episode."""
+
+    def play(candidate: Candidate, number: int, sampled: bool) -> float:
+        return float(candidate.name == "2" and number % 3 == 2)
+
+    monkeypatch.setattr(choosing, "_play", play)
+    made = chooser({str(value): constant(0.1 * value) for value in range(4)}, logged(), updates=10)
+    found = made.by_episodes(40)
+    assert found.trial == "2"
+    assert {one.name: one.episodes for one in made.by_episodes(10).candidates} == {"0": 3, "1": 3, "2": 2, "3": 2}
+
+
 def test_a_warning_if_several_candidates_were_played_most() -> None:
     said: list[str] = []
     for played in ([2, 2, 2, 1], [3, 2, 1, 1], [0, 0]):

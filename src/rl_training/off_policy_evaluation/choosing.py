@@ -352,17 +352,16 @@ def _warn_of_tie(played: Sequence[int], warn: Callable[[str], None]) -> None:
 def _most_promising(returns: Mapping[str, Sequence[float]]) -> str:
     """The first candidate that was not played yet, else the one with the largest upper confidence bound.
 
-    The bound is mean + range · sqrt(log t / (4 n)): UCB1 with the largest variance for that range of returns.
+    The bound is mean + range · sqrt(log t / (4 n)): UCB1 with the largest variance for that range of returns. Of
+    equal bounds, as while all returns are equal, that of the candidate with the fewest episodes counts.
     """
     played = [value for some in returns.values() for value in some]
 
-    def bound(name: str) -> float:
+    def bound(name: str) -> tuple[float, int]:
         some = returns[name]
-        return (
-            np.inf
-            if not some
-            else float(np.mean(some) + np.ptp(played) * np.sqrt(np.log(len(played)) / len(some)) / 2)
-        )
+        if not some:
+            return np.inf, 0
+        return float(np.mean(some) + np.ptp(played) * np.sqrt(np.log(len(played)) / len(some)) / 2), -len(some)
 
     return max(returns, key=bound)
 
