@@ -36,7 +36,14 @@ from rl_training.experiment.runs import amend_record
 from rl_training.experiment.strict_yaml import dump_yaml
 from rl_training.models.mlp import NetworkConfig
 from rl_training.off_policy_evaluation import fitting, selecting
-from rl_training.off_policy_evaluation.evaluation import CAVEAT, _far_from, interval, ranks, students_quantile
+from rl_training.off_policy_evaluation.evaluation import (
+    CAVEAT,
+    _distances,
+    _far_from,
+    interval,
+    ranks,
+    students_quantile,
+)
 from rl_training.runtime import validation
 from rl_training.runtime.workflows import resume_training
 from rl_training.seeding import resampling
@@ -200,6 +207,26 @@ def test_a_policy_that_acts_unlike_the_data_is_named(home: Path) -> None:
     bold = replace(found.best, name="bold", distance=0.5)
     assert [note.split()[0] for note in _far_from([bold], found.data_distance)] == ["bold"]
     assert _far_from([bold], 0.4) == []
+
+
+def test_a_constant_observation_does_not_hide_similar_states() -> None:
+    """The nearest state is that of the other observations, whatever the constant one is."""
+    rng, rows = np.random.default_rng(0), 1000
+    states, zeros = rng.uniform(-1, 1, (rows, 2)), np.zeros(rows)
+    apart = []
+    for extra in (np.empty((rows, 0)), np.full((rows, 1), 7.0)):
+        data = TransitionDataset.from_arrays(
+            np.concatenate([states, extra], axis=1),
+            np.tanh(states),
+            zeros,
+            zeros,
+            np.arange(1, rows + 1) % 50 == 0,
+            action_low=-1,
+            action_high=1,
+        )
+        apart.append(_distances(data, [], 0)[1])
+    assert apart[0] < 0.02
+    assert apart[1] == pytest.approx(apart[0])
 
 
 # What is refused.

@@ -375,8 +375,10 @@ def _distances(data: TransitionDataset, policies: Sequence[Policy], seed: int) -
     here, there = (_states_and_actions(data, index) for index in (chosen, others))
     discrete = data.spaces.discrete
     found = [action_distance(acts(policy, here[0]), here[1], discrete) for policy in policies]
-    scale = torch.from_numpy(data.observation_moments()[1]) + 1e-6
-    apart = torch.cdist(here[0] / scale, there[0] / scale)
+    mean, std = (torch.from_numpy(one) for one in data.observation_moments())
+    # Without the mean a component that hardly varies would be so large that rounding hides the others.
+    ours, theirs = ((one[0] - mean) / (std + 1e-6) for one in (here, there))
+    apart = torch.cdist(ours, theirs)
     apart[torch.from_numpy(chosen[:, None] == others[None])] = torch.inf
     own = action_distance(there[1][apart.argmin(1)], here[1], discrete) if len(data) > 1 else 0.0
     return found, own
