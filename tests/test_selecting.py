@@ -172,6 +172,29 @@ def test_the_nearest_pair_is_of_another_episode() -> None:
     assert Support(data, data, 0, CPU).threshold == pytest.approx(2.0, rel=1e-3)  # one is two deviations apart
 
 
+def test_an_observation_that_only_held_out_episodes_have_hides_no_action() -> None:
+    """A component for each episode, as the number of a patient: constant in all episodes that are not held out."""
+    plain, episodes, length = logged(), 30, 8
+    batch = plain.columns_at(np.arange(len(plain)))
+    numbers = np.repeat(np.eye(episodes), length, axis=0)
+    data = TransitionDataset.from_arrays(
+        np.concatenate([batch.obs, numbers], axis=1),
+        batch.actions.numpy(),
+        plain.rewards,
+        plain.dones,
+        np.arange(1, len(plain) + 1) % length == 0,
+        np.concatenate([batch.next_obs, numbers], axis=1),
+        action_low=-1.0,
+        action_high=1.0,
+    )
+    others, held_out = hold_out(data, 0.2)
+    support, both = Support(held_out, others, 0, CPU), data.observation_moments()
+    assert support.outside(constant(1.0)) == 1.0
+    assert support.outside(constant(0.0)) < 0.2
+    np.testing.assert_allclose(support._mean, both[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(support._scale / 32**0.5, both[1], rtol=1e-4)
+
+
 def test_a_policy_whose_weights_are_not_finite_is_outside() -> None:
     actor = nn.Linear(2, 1)
     with torch.no_grad():

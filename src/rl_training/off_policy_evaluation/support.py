@@ -8,7 +8,7 @@ data of several policies are multimodal.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ class Support:
     def __init__(self, data: TransitionDataset, others: TransitionDataset, seed: int, device: torch.device) -> None:
         rng = np.random.default_rng(seed)
         self._num_actions = data.spaces.num_actions
-        self._mean, std = (torch.from_numpy(one).to(device) for one in others.observation_moments())
+        self._mean, std = (torch.from_numpy(one).to(device) for one in _moments(data, others))
         self._scale = (std + 1e-6) * data.spaces.obs_dim**0.5
         self._obs, logged, episode = _some(data, _STATES, rng, device)
         obs, actions, other_episode = _some(others, _ROWS, rng, device)
@@ -75,6 +75,20 @@ class Support:
         if not all(bool(torch.isfinite(one).all()) for one in policy.state_dict().values()):
             return 1.0
         return float((self._distances(acts(policy, self._obs)) > self.threshold).double().mean())
+
+
+def _moments(data: TransitionDataset, others: TransitionDataset) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Mean and standard deviation of the observations of both data sets together.
+
+    A component may be constant in one of them, as a number of each episode is.
+    """
+    if data is others:
+        return others.observation_moments()
+    (mean, std), (other_mean, other_std) = (one.observation_moments() for one in (data, others))
+    share = len(data) / (len(data) + len(others))
+    apart = mean.astype(np.float64) - other_mean
+    variance = share * std**2 + (1.0 - share) * other_std**2 + share * (1.0 - share) * apart**2
+    return (other_mean + share * apart).astype(np.float32), np.sqrt(variance).astype(np.float32)
 
 
 def _some(
