@@ -82,6 +82,20 @@ def test_a_minari_episode_without_a_final_flag_is_cut_there(minari_root):
     assert result.dones.tolist() == [0, 0, 0, 1] + [0] * 8
 
 
+@pytest.mark.parametrize("dtype", [np.int64, np.float32])
+@pytest.mark.parametrize("target", ["flags.npz", "flags.hdf5"])
+def test_minari_flags_of_any_type_are_converted(minari_root, tmp_path, dtype, target):
+    save_minari(minari_root, MINARI_ID, episodes())
+    with h5py.File(minari_root / MINARI_ID / "data" / "main_data.hdf5", "r+") as file:
+        for group in file.values():
+            flags = group["truncations"][()].astype(dtype)
+            del group["truncations"]
+            group["truncations"] = flags
+    convert_dataset(MINARI_ID, target.partition(".")[2], tmp_path / target)
+    np.testing.assert_array_equal(load(tmp_path / target).rows, load(MINARI_ID).rows)
+    assert load(tmp_path / target).episode_ends.tolist() == [3, 6, 11]
+
+
 def test_minari_episodes_may_start_where_the_last_one_ended(minari_root):
     data = episodes((3, 3), (False, False))
     data["next_observations"][2] = data["observations"][3]  # a task that goes on after its time limit

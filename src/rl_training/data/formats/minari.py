@@ -92,11 +92,9 @@ class EpisodeColumn:
 class TimeoutColumn:
     """Truncations, and the end of every episode that did not terminate."""
 
-    dtype = np.dtype(np.bool_)
-
     def __init__(self, truncations: EpisodeColumn, terminations: EpisodeColumn) -> None:
         self.truncations, self.terminations = truncations, terminations
-        self.shape = truncations.shape
+        self.shape, self.dtype = truncations.shape, truncations.dtype
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
         flags = self.truncations.read(start, stop).copy()
