@@ -160,6 +160,15 @@ def test_differences_are_told() -> None:
     )
 
 
+def test_bounds_may_be_rounded() -> None:
+    """Bounds of 0.4 are those of an environment whose bounds are float32, and 0.4001 is another one."""
+    given, other = SpaceSpec(3, (-0.4,), (0.4,)), SpaceSpec(3, (-0.4,), (0.4001,))
+    env = read_spaces(Shaped(gym.spaces.Box(-1, 1, (3,)), gym.spaces.Box(-0.4, 0.4, (1,), np.float32)))
+    assert env.high != given.high
+    assert env.difference(given) == given.difference(env) == ""
+    assert env.difference(other)
+
+
 @pytest.mark.parametrize(
     ("one", "other", "words"),
     [

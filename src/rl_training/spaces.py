@@ -6,6 +6,7 @@ in [-1, 1]; only this module converts them to the environment's units.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
@@ -18,6 +19,8 @@ from rl_training.observation_spaces import Description, Flattening, Misfit
 
 # Transitions are stored in float32, which represents all integers up to this one.
 MOST_ACTIONS = 2**24
+# Relative difference of neighbouring float32 numbers.
+_ROUNDING = 2.0**-23
 # Arrays, because numpy's conversion of a Python number takes longer than the operation on six actions.
 _LOWEST, _HIGHEST, _HALF = np.array(-1.0), np.array(1.0), np.array(0.5)
 
@@ -183,7 +186,7 @@ class SpaceSpec:
     def difference(
         self, other: SpaceSpec, own: str = "the environment has", others: str = "the policy was trained on"
     ) -> str:
-        """Describe how this space differs from `other`; empty if they are the same.
+        """Describe how this space differs from `other`; empty if they are the same. Bounds may differ by rounding.
 
         `own` and `others` introduce the two sides: `the environment has observations of 4 numbers, the policy was
         trained on observations of 3 numbers`.
@@ -198,7 +201,8 @@ class SpaceSpec:
         if self.obs_dim != than.obs_dim or reshaped:
             form = f" as {self.observation}" if reshaped else ""
             found.append(f"observations of {_numbers(self.obs_dim)}{form}")
-        if any(getattr(self, name) != getattr(than, name) for name in ("low", "high", "num_actions", "start")):
+        numbered = (self.num_actions, self.start) == (than.num_actions, than.start)
+        if not (numbered and _same_bounds(self.low, than.low) and _same_bounds(self.high, than.high)):
             found.append(self._actions(than))
         return found
 
@@ -213,6 +217,11 @@ class SpaceSpec:
 
 def _numbers(count: int) -> str:
     return f"{count} number{'s' * (count != 1)}"
+
+
+def _same_bounds(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    """Whether bounds are equal up to float32's rounding: 0.4 is 0.4000000059604645 in an environment."""
+    return len(one) == len(other) and all(math.isclose(*pair, rel_tol=_ROUNDING) for pair in zip(one, other))
 
 
 def _bound(values: tuple[float, ...]) -> str:
