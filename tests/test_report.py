@@ -279,6 +279,27 @@ def test_a_run_without_an_evaluation_up_to_a_step_does_not_count(tmp_path: Path)
     assert not report.read(tmp_path, at=50).summary.results
 
 
+@pytest.mark.parametrize(
+    ("name", "values"), [("n_step", (1, 3)), ("network", ("mlp", "simba")), ("bf16", (False, True))]
+)
+def test_settings_since_0_2_tell_methods_apart(tmp_path: Path, name: str, values: tuple[Any, Any]) -> None:
+    """Runs of 0.2 count as those with the default, which are identified without it."""
+    for number, value in enumerate((None, *values)):
+        settings = settings_of("iql", buffer_capacity=9) | {"regime": "offline_to_online"}
+        if value is not None:
+            (settings if name == "bf16" else settings["algo_kwargs"])[name] = value
+        write_run(tmp_path / str(number), [1.0, 10.0 * number], seed=number, settings=settings)
+    write_run(tmp_path / "offline", settings=settings_of("iql", "Hopper-v5"))
+    found = report.read(tmp_path)
+    usual, other = (f"iql ({name}={value})" for value in values)
+    assert found.summary.methods == (usual, other, "iql")
+    assert found.summary.results[usual, "Pendulum-v1"].values.tolist() == [0.0, 10.0]
+    assert found.summary.results[other, "Pendulum-v1"].values.tolist() == [20.0]
+    [row] = [row for row in found.tables["compared"].records() if row["method"] == other]
+    assert f"{name}={values[1]}" in row["differs from its base"]
+    assert not [trouble for trouble in found.summary.troubles if trouble.what == "repeated"]
+
+
 def test_methods_are_what_differs_on_one_task(tmp_path: Path) -> None:
     write_run(tmp_path / "a", settings=settings_of(gamma=0.9))
     write_run(tmp_path / "b", settings=settings_of(gamma=0.99))

@@ -9,7 +9,7 @@ from typing import Any
 from rl_training.experiment.config import load_config, packaged_configs
 from rl_training.experiment.registry import resolve
 from rl_training.report.reading import Run
-from rl_training.study.plan import identity, short
+from rl_training.study.plan import identity, left_out, short
 
 _NAMES = {"td3_bc": "TD3+BC", "rebrac": "ReBRAC", "crossq": "CrossQ", "flash_sac": "FlashSAC", "cal_ql": "Cal-QL"}
 _WORDS = {
@@ -51,4 +51,4 @@ def _packaged(run: Run) -> Mapping[str, Any]:
 @cache
 def _settings(name: str) -> Mapping[str, Any]:
     config = load_config(name).config
-    return identity(config.to_dict() | {"algo_kwargs": resolve(config).to_dict()})
+    return left_out(config.algo) | identity(config.to_dict() | {"algo_kwargs": resolve(config).to_dict()})

@@ -11,7 +11,7 @@ import os
 import platform
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -24,7 +24,7 @@ from rl_training.experiment.strict_yaml import read_dumped
 from rl_training.platforms import process_exists
 from rl_training.report.logs import Curve, Log, read_log
 from rl_training.study.packing import open_packed_study
-from rl_training.study.plan import PLAN, RUNS, Plan, identity, parse_plan
+from rl_training.study.plan import PLAN, RUNS, Plan, identity, left_out, parse_plan
 from rl_training.study.trials import Failure, failure_name, parse_failure
 
 METRICS = "metrics.csv"
@@ -131,7 +131,25 @@ def read_runs(paths: str | Path | Iterable[str | Path], metric: str = RETURN) ->
     reader = _Reader(metric)
     for place in places:
         reader.read(Path(place))
-    return Reading(tuple(reader.runs), tuple(reader.unread), metric, frozenset(reader.tags))
+    return Reading(_completed(reader.runs), tuple(reader.unread), metric, frozenset(reader.tags))
+
+
+def _completed(runs: Sequence[Run]) -> tuple[Run, ...]:
+    """The runs with every setting that others of their algorithm have and `identity` leaves out at its default."""
+    names: dict[tuple[str, Any], set[str]] = {}
+    for run in runs:
+        names.setdefault(_algorithm(run), set()).update(run.settings)
+    made: dict[int, Mapping[str, Any]] = {}  # runs that share their settings still do
+    for run in runs:
+        usual = left_out(run.algo) if run.settings else {}
+        missing = {name: value for name, value in usual.items() if name in names[_algorithm(run)]}
+        made.setdefault(id(run.settings), {**missing, **run.settings})
+    return tuple(replace(run, settings=made[id(run.settings)]) for run in runs)
+
+
+def _algorithm(run: Run) -> tuple[str, Any]:
+    """The algorithm and its regime, which determine the settings that a run can have."""
+    return run.algo, run.settings.get("regime")
 
 
 @dataclass

@@ -59,7 +59,7 @@ def identity(settings: Mapping[str, Any]) -> dict[str, Any]:
     A setting that 0.2 did not have, or that only 0.2 had, is left out if it has its default.
     """
     fields = {name: value for name, value in settings.items() if name not in _HOW and name != "algo_kwargs"}
-    added = ADDED_SINCE_0_2 | ADDED_TO.get(str(settings.get("algo")), {})
+    added = _added_to(str(settings.get("algo")))
     known, given = (
         {name: value for name, value in part.items() if name not in added or value != added[name]}
         for part in (fields, settings["algo_kwargs"])
@@ -69,6 +69,17 @@ def identity(settings: Mapping[str, Any]) -> dict[str, Any]:
         removed = REMOVED_FROM_EARLY_STOPPING.items()
         flat[_EARLY_STOPPING] = {name: value for name, value in stopping.items() if (name, value) not in removed}
     return {name: _without_folders(name, value) for name, value in flat.items()}
+
+
+def _added_to(algo: str) -> dict[str, Any]:
+    """The defaults of the settings that an algorithm has since 0.2."""
+    return ADDED_SINCE_0_2 | ADDED_TO.get(algo, {})
+
+
+def left_out(algo: str) -> dict[str, Any]:
+    """The values at which `identity` leaves out settings, by their names in it."""
+    fields = TrainConfig.model_fields
+    return {name if name in fields else f"algo_kwargs.{name}": value for name, value in _added_to(algo).items()}
 
 
 def _without_folders(name: str, value: Any) -> Any:
