@@ -459,6 +459,20 @@ def test_a_table_tells_how_many_rows_were_used(tmp_path: Path) -> None:
     assert "medium.npz (9 of 10 rows, fingerprint aa)" in report.read(tmp_path).tables["compared"].csv()
 
 
+def test_weights_of_a_mixture_tell_methods_apart(tmp_path: Path) -> None:
+    """The rows of a mixture, and so its fingerprint, do not depend on its weights."""
+    data = {"name": "a.npz + b.npz", **FEWER, **RAW}
+    for seed, weight in ((0, 1.0), (1, 1.0), (0, 5.0), (1, 5.0)):
+        parts = [{"dataset_path": "a.npz", "weight": 1.0}, {"dataset_path": f"{seed}/b.npz", "weight": weight}]
+        name = f"{weight:g} {seed}"
+        write_run(tmp_path / name, [weight], seed=seed, settings=settings_of("iql", datasets=parts), dataset=data)
+    write_run(tmp_path / "strange", seed=2, settings=settings_of("iql", datasets=["a"]), dataset=data)
+    results = report.read(tmp_path).summary.results
+    same, more = ("iql (weights=[1.0, 1.0])", "iql (weights=[1.0, 5.0])")
+    assert results[same, "Pendulum-v1, a + b"].values.tolist() == [1.0, 1.0]
+    assert results[more, "Pendulum-v1, a + b"].values.tolist() == [5.0, 5.0]
+
+
 def test_data_are_called_by_their_files(tmp_path: Path) -> None:
     mixed = "/a/hopper-medium.npz + /a/b.c/hopper-expert.hdf5"
     assert data_name(mixed) == "hopper-medium + hopper-expert"

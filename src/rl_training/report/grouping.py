@@ -111,10 +111,7 @@ def group(reading: Reading, selection: Selection) -> Groups:
     """Group runs into methods and tasks."""
     tasks = tasks_of(reading.runs)
     varying = _varying(reading.runs, tasks)
-    varied = {
-        run: {key: run.settings[key] for key in varying.get(run.algo, ()) if key in run.settings}
-        for run in reading.runs
-    }
+    varied = {run: _chosen(_own_settings(run), varying.get(run.algo, ())) for run in reading.runs}
     labels = _labels((run.algo, varied[run]) for run in reading.runs)
     folders = _folders(run.given for run in reading.runs)
     cells: dict[tuple[str, str], Cell] = {}
@@ -275,14 +272,21 @@ def _varying(runs: Iterable[Run], tasks: Mapping[Run, str]) -> dict[str, list[st
     return found
 
 
+def _chosen(settings: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    return {key: settings[key] for key in keys if key in settings}
+
+
 def _own_settings(run: Run) -> dict[str, Any]:
-    """The settings that may tell two methods apart: without those of the task."""
-    of_task = "algo_kwargs.dataset" if is_offline(run) else None
-    return {
-        key: value
-        for key, value in run.settings.items()
-        if key not in _IGNORED and not (of_task and key.startswith(of_task))
-    }
+    """The settings that may tell two methods apart: without those of the task, which includes the files of a
+    mixture, but not their weights."""
+    own = {key: value for key, value in run.settings.items() if key not in _IGNORED}
+    if not is_offline(run):
+        return own
+    parts = own.get("algo_kwargs.datasets")
+    own = {key: value for key, value in own.items() if not key.startswith("algo_kwargs.dataset")}
+    if isinstance(parts, list) and parts:
+        own["algo_kwargs.weights"] = [part.get("weight") if isinstance(part, Mapping) else None for part in parts]
+    return own
 
 
 def text_of(value: Any) -> str:
