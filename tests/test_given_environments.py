@@ -106,6 +106,27 @@ def test_an_object_that_cannot_be_made_again_trains_alone(
         SAC(env if brought == "object" else lambda: env, **tiny(tmp_path, num_envs=2)).learn(60, progress_bar=False)
 
 
+def test_wrappers_of_one_object_are_one_environment(tmp_path: Path) -> None:
+    """Each would continue the episodes of the others: an evaluation would reset those of training."""
+    env = Point()
+
+    def limited() -> gym.Env[Any, Any]:
+        return gym.wrappers.TimeLimit(env, 9)
+
+    result = SAC(limited, **tiny(tmp_path, eval_interval=10)).learn(30, progress_bar=False)
+    assert "eval_return_mean" not in result.metrics
+    with pytest.raises(ConfigError, match=r"^num_envs: limited cannot be made again"):
+        SAC(limited, **tiny(tmp_path, num_envs=2)).learn(60, progress_bar=False)
+    apart = r"^eval_env: an evaluation would reset the episodes of training"
+    with pytest.raises(ConfigError, match=apart):
+        SAC(limited(), eval_env=limited(), **tiny(tmp_path))
+    for judge in (limited, lambda: env):
+        with pytest.raises(ConfigError, match=apart):
+            SAC(limited, eval_env=judge, **tiny(tmp_path)).learn(30, progress_bar=False)
+    judged = SAC(limited, eval_env=Point(), **tiny(tmp_path)).learn(30, progress_bar=False)
+    assert judged.metrics["eval_episodes"] == 2
+
+
 def test_it_is_evaluated_in_eval_env(tmp_path: Path) -> None:
     results = [
         SAC(Point(), **tiny(tmp_path), eval_env=judge).learn(30, progress_bar=False).metrics["eval_return_mean"]

@@ -346,14 +346,12 @@ class ManagedAlgorithm(Generic[Seeds]):
                         problem = "env_kwargs: the environment is made already; give its id or its class"
                         raise ConfigError(problem, key="env_kwargs")
                     fields["env_kwargs"] = dict(source.kwargs)
-        if env is not None and env is eval_env and getattr(makers["eval_env"], "single_instance", False):
-            problem = "eval_env: an evaluation would reset the episodes of training; pass another object or a class"
-            raise ConfigError(problem, key="eval_env")
         own = self._given.wrappers
         if wrappers is not None:
             fields["wrappers"], own = name_wrappers(wrappers)
         self.config = self.config.replace(**fields, given_envs=sorted(given))
         self._given = UserEnvironments(makers["env_id"], makers["eval_env"], own)
+        self._given.require_apart()
 
     def _environments(self) -> dict[str, Any]:
         return {key: value for key, value in self.config.to_dict().items() if key in _ENV_KEYS}

@@ -34,15 +34,20 @@ class EnvMaker:
     """Creates environments from a user's object, class or callable."""
 
     def __init__(
-        self, name: str, make: Callable[..., Any], *, single_instance: bool = False, probed: bool = False
+        self, name: str, make: Callable[..., Any], *, instance: Env | None = None, probed: bool = False
     ) -> None:
-        """`single_instance`: the object cannot be constructed again. `probed`: `make` returns new environments."""
+        """`instance`: an object that cannot be constructed again. `probed`: `make` returns new environments."""
         self.name = name
-        self.single_instance = single_instance
+        self.instance = None if instance is None else instance.unwrapped
         self.time_limit: int | None = None  # of the last environment
         self._make = make
-        self._probed = probed or single_instance
+        self._probed = probed or self.single_instance
         self._unused: list[Env] = []
+
+    @property
+    def single_instance(self) -> bool:
+        """Whether all environments made here are one object, or wrappers of one object."""
+        return self.instance is not None
 
     def __call__(self, kwargs: Mapping[str, Any]) -> Env:
         try:
@@ -60,8 +65,11 @@ class EnvMaker:
         """Call the factory twice to check that it returns distinct environments; both are used later."""
         if not self._probed:
             first, second = self(kwargs), self(kwargs)
-            self._probed, self.single_instance = True, first is second
-            self._unused = [] if self.single_instance else [second, first]
+            self._probed = True
+            if first.unwrapped is second.unwrapped:  # two wrappers of one object share its episode
+                self.instance = first.unwrapped
+            else:
+                self._unused = [second, first]
 
     @property
     def importable(self) -> bool:
@@ -94,6 +102,7 @@ class TensorEnvMaker:
     def __init__(self, name: str, make: Any, *, single_instance: bool = False) -> None:
         """`make`: a class that is called with `num_envs`, `device` and `env_kwargs`, or an instance."""
         self.name, self._make, self.single_instance = name, make, single_instance
+        self.instance: Any = make if single_instance else None
 
     @property
     def time_limit(self) -> int | None:
@@ -186,12 +195,23 @@ class UserEnvironments:
             self.env.probe(config.env_kwargs)
         if self.eval_env is not None and evaluated:
             self.eval_env.probe({})
+            if self.env is not None and self.eval_env.single_instance:
+                self.env.probe(config.env_kwargs)
+        self.require_apart()
         if isinstance(self.env, EnvMaker) and self.env.single_instance and config.num_envs > 1:
             raise ConfigError(
                 f"num_envs: {self.env.name} cannot be made again; set num_envs to 1, or give its class or a "
                 "callable that makes a new one",
                 key="num_envs",
             )
+
+    def require_apart(self) -> None:
+        """Raise if evaluation would reset the episodes of training, because both have the same object."""
+        if self.env is None or self.eval_env is None or self.env.instance is None:
+            return
+        if self.env.instance is self.eval_env.instance:
+            problem = "eval_env: an evaluation would reset the episodes of training; pass another object or a class"
+            raise ConfigError(problem, key="eval_env")
 
 
 def tensor_maker(config: EnvSettings, given: UserEnvironments | None = None) -> TensorEnvMaker | None:
@@ -267,13 +287,16 @@ def resolve_env(env: Any, key: str = "env_id") -> EnvSource:
     if _is_tensor_class(env):
         place = _place_of(env)
         return EnvSource(place or env.__name__, TensorEnvMaker(env.__name__, env), by_name=place is not None)
+    bare = getattr(env, "unwrapped", env)
     if isinstance(env, gym.vector.VectorEnv):
         from rl_training.environments.adapters.gymnasium_vector import VectorEnvAdapter
 
         env = VectorEnvAdapter(env)
     if _is_tensor_env(env):
         name = getattr(env, "name", type(env).__name__)
-        return EnvSource(name, TensorEnvMaker(name, env, single_instance=True), by_name=False)
+        only = TensorEnvMaker(name, env, single_instance=True)
+        only.instance = bare
+        return EnvSource(name, only, by_name=False)
     if callable(env) and not isinstance(env, type):
         name = _name_of(env)
         return EnvSource(name, EnvMaker(name, env), by_name=False)
@@ -300,7 +323,7 @@ def _from_object(env: Env, key: str) -> EnvSource:
     spec = env.spec
     if spec is None or any(wrapper.kwargs is None for wrapper in spec.additional_wrappers):
         name = type(env.unwrapped).__name__
-        return EnvSource(name, EnvMaker(name, lambda **_: env, single_instance=True), by_name=False)
+        return EnvSource(name, EnvMaker(name, lambda **_: env, instance=env), by_name=False)
     maker = EnvMaker(spec.id, _Registered(spec), probed=True)
     registered = gym.registry.get(spec.id)
     if registered is None or spec.additional_wrappers:
