@@ -303,6 +303,13 @@ def test_an_evaluation_plays_the_first_episodes_of_every_simulation() -> None:
     played = bounded.play(learner.model.policy, 4, deterministic=False)
     assert played.lengths.tolist() == [1, 2, 2, 2]
     assert played.cut == bounded.cut_episodes == 2
+    limited = Counter()
+    limited.max_episode_steps = 4
+    few = UserEnvironments(TensorEnvMaker("it", limited, single_instance=True))
+    played = make_evaluator(config.replace(eval_max_steps=2), spaces, few).play(learner.model.policy, 8)
+    assert played.lengths.tolist() == [1, 2, 2, 2] * 2  # the rest of an episode is not an episode
+    assert played.returns.tolist() == [1, 3, 3, 3] * 2
+    assert played.cut == 4
     broken = Counter()
     broken.broken_at = 1
     evaluator = make_evaluator(config, spaces, UserEnvironments(TensorEnvMaker("it", broken, single_instance=True)))

@@ -37,7 +37,8 @@ def make_evaluator(
 class TensorEvaluator(Evaluator):
     """Simulation i of n plays the episodes i, i + n, i + 2n, …, on the device of the policy.
 
-    An episode that is cut at the bound counts as ended, but its simulation continues there.
+    The rest of an episode that is cut at the bound does not count. An environment without a time limit may never
+    end it, so there the next episode starts where the last one was cut.
     """
 
     on_device = True
@@ -72,7 +73,8 @@ class TensorEvaluator(Evaluator):
                 obs, torch.randn((len(obs), self.spaces.action_dim), generator=generator, device=device)
             )
 
-        scaling, count = ActionScaling(self.spaces, device), _Count(env.num_envs, episodes, self.bound, device)
+        scaling, limited = ActionScaling(self.spaces, device), env.max_episode_steps is not None
+        count = _Count(env.num_envs, episodes, self.bound, device, skips_rest=limited)
         checked, name = CheckedEnv(env, self.spaces), f"evaluation environment {type(env).__name__}"
         blame = Blame(lambda: f"{name} failed (seed {self.seed}, step {count.steps})")
         with torch.no_grad():
@@ -107,7 +109,12 @@ class TensorEvaluator(Evaluator):
 class _Count:
     """Returns and lengths of the first episodes of every simulation, as tensors."""
 
-    def __init__(self, width: int, episodes: int, bound: int | None, device: torch.device) -> None:
+    def __init__(
+        self, width: int, episodes: int, bound: int | None, device: torch.device, *, skips_rest: bool
+    ) -> None:
+        """`skips_rest`: after a cut, wait until the simulation ends its episode."""
+        self._skips_rest = skips_rest
+        self._rest = torch.zeros(width, dtype=torch.bool, device=device)  # simulations that wait
         self._episodes, self._bound, self.steps = episodes, bound or math.inf, 0
         self._index = torch.arange(width, device=device)
         self._next = self._index.clone()  # the episode that each simulation plays
@@ -121,16 +128,18 @@ class _Count:
 
     def add(self, rewards: Tensor, terminated: Tensor, truncated: Tensor, final_obs: Tensor) -> None:
         """Add one step of every simulation."""
-        playing, ended = self._next < self._episodes, terminated | truncated
+        playing, ended = (self._next < self._episodes) & ~self._rest, terminated | truncated
         self._finite &= ~playing | (rewards.isfinite() & final_obs.isfinite().all(1))
         self._totals += rewards
         self._length += 1
-        over = ended | (self._length >= self._bound)
+        over = ended | (self._length >= self._bound) & ~self._rest
         place = torch.where(over & playing, self._next, self._episodes)
         self._returns.index_copy_(0, place, self._totals)
         self._lengths.index_copy_(0, place, self._length)
         self._cut.index_copy_(0, place, ~ended)
-        self._next += over * len(self._index)
+        self._next += (over & ~self._rest) * len(self._index)
+        if self._skips_rest:
+            self._rest = (self._rest | over) & ~ended
         self._totals.masked_fill_(over, 0.0)
         self._length.masked_fill_(over, 0)
         self.steps += 1
