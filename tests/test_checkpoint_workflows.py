@@ -22,7 +22,7 @@ from rl_training.experiment.config import load_config
 from rl_training.runs.session import TrainResult
 from rl_training.runs.state import spaces_from
 from rl_training.runtime.loading import load_policy
-from rl_training.runtime.workflows import evaluate_checkpoint, predict_checkpoint
+from rl_training.runtime.workflows import evaluate_checkpoint, predict_checkpoint, record_checkpoint
 from tests.runs import (
     ALL,
     differences,
@@ -238,6 +238,22 @@ def test_a_damaged_record_is_one_line(run: Path, text: str) -> None:
     (run / "run.json").write_text(text)
     with pytest.raises(CheckpointError, match=r"run\.json: damaged"):
         resume(run)
+
+
+@pytest.mark.parametrize("override", ["env_id=Reacher-v5", "env_kwargs.g=0.0"])
+def test_an_environment_that_would_not_be_played_is_refused(override: str, tmp_path: Path) -> None:
+    """A run with `eval_env` is evaluated there, without `env_kwargs`."""
+    run = train(tiny("sac", tmp_path, eval_env="Pendulum-v1")).run_dir
+    refused = rf"^{override.partition('=')[0].partition('.')[0]}: has no effect: .* its eval_env, Pendulum-v1; "
+    with pytest.raises(ConfigError, match=refused):
+        evaluate_checkpoint(run, overrides=[override])
+    with pytest.raises(ConfigError, match=refused):
+        record_checkpoint(run, tmp_path / "it.gif", overrides=[override])
+    usual, still = (
+        evaluate_checkpoint(run, 1, overrides=changed)["eval_return_mean"]
+        for changed in ([], ["env_kwargs.g=0.0", "eval_env=null"])
+    )
+    assert usual != still
 
 
 def test_evaluating_needs_an_episode(run: Path) -> None:

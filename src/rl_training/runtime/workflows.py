@@ -17,6 +17,7 @@ from rl_training.environments.tensor_playing import make_evaluator
 from rl_training.environments.user_environments import UserEnvironments
 from rl_training.environments.video import checked_fps, new_video, video_target
 from rl_training.errors import ConfigError
+from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.loading import LoadedPolicy, load_policy, open_checkpoint
 from rl_training.runtime.resume import resume_training as resume_training
 from rl_training.runtime.resume_settings import changed_config
@@ -46,7 +47,7 @@ def play_checkpoint(
     `key=value`; `given` are environments without an id. `say` is called with the `env_kwargs`, if there are any.
     """
     loaded = load_policy(open_checkpoint(path), allow_import=bool((changes or {}).get("allow_import")))
-    config = changed_config(loaded.config, changes, overrides)
+    config = _played_config(loaded.config, changes, overrides)
     episodes = config.eval_episodes or 5 if num_episodes is None else num_episodes
     evaluator = make_evaluator(config, loaded.spaces, given)
     _require_playable(path, loaded, evaluator, episodes)
@@ -56,6 +57,20 @@ def play_checkpoint(
     if evaluator.notice:
         warnings.warn(evaluator.notice, stacklevel=2)
     return evaluator.summary(played), played
+
+
+def _played_config(config: TrainConfig, changes: Mapping[str, Any] | None, overrides: Sequence[str]) -> TrainConfig:
+    """The run's configuration with changed settings; raises if one has no effect because `eval_env` is played."""
+    changed = changed_config(config, changes, overrides)
+    names = {override.partition("=")[0].strip().partition(".")[0] for override in overrides}
+    idle = [name for name in ("env_id", "env_kwargs") if name in names]
+    if idle and changed.eval_env is not None and "eval_env" not in names:
+        raise ConfigError.of(
+            idle[0],
+            f"has no effect: the run is evaluated in its eval_env, {changed.eval_env}; change that, or add --set "
+            "eval_env=null",
+        )
+    return changed
 
 
 def _require_playable(path: str | Path, loaded: LoadedPolicy, evaluator: Evaluator, episodes: int) -> None:
@@ -113,7 +128,7 @@ def record_checkpoint(
         checked_fps(fps)
     prepare_drawing()
     loaded = load_policy(open_checkpoint(path), allow_import=bool((changes or {}).get("allow_import")))
-    config = without_render_mode(changed_config(loaded.config, changes, overrides))
+    config = without_render_mode(_played_config(loaded.config, changes, overrides))
     if max_steps is not None:
         config = config.replace(eval_max_steps=max_steps)
     unfilmed = Evaluator(config, loaded.spaces, given)
