@@ -177,6 +177,29 @@ def test_what_is_no_wrapper_is_one_line(wrapper: Any, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+class Centred(gym.wrappers.NormalizeObservation[Any, Any, Any]):
+    """A class of the user's own."""
+
+
+@pytest.mark.parametrize("kind", [Centred, gym.wrappers.NormalizeReward])
+def test_running_statistics_are_refused_in_every_form(kind: Any, tmp_path: Path) -> None:
+    """Evaluation would have statistics of its own, and `predict` none; returns would be those of scaled rewards."""
+
+    def limited() -> Any:
+        return gym.wrappers.TimeLimit(kind(Point()), 9)
+
+    refused = r"^wrappers: Normalize(Reward|Observation) cannot be used here: it keeps statistics"
+    registered = kind(gym.make("Pendulum-v1"))
+    for env, wrappers in ((Point, [kind, Halved]), (limited, []), (limited(), []), (registered, [])):
+        with pytest.raises(ConfigError, match=refused):
+            SAC(env, **tiny(tmp_path), wrappers=wrappers).learn(30, progress_bar=False)
+    with pytest.raises(ConfigError, match=refused):
+        make_env(config(f"{kind.__module__}:{kind.__qualname__}", allow_import=True))
+    fixed = kind(Point())
+    fixed.update_running_mean = False
+    assert SAC(fixed, **tiny(tmp_path)).learn(30, progress_bar=False).metrics["global_step"] == 30
+
+
 @pytest.mark.parametrize("wrappers", ["ClipAction", [3], [{"A": {}, "B": {}}], [{"A": 3}], [""], [None]])
 def test_their_form_is_checked_with_the_configuration(wrappers: Any) -> None:
     with pytest.raises(ConfigError, match="wrappers"):

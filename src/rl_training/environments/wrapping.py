@@ -45,10 +45,23 @@ _BY_NAME = (
 )
 _WHY_NOT = {
     "NormalizeObservation": "it keeps statistics that no checkpoint holds; set normalize_observations: true",
-    "NormalizeReward": "it keeps statistics that no checkpoint holds",
+    "NormalizeReward": "it keeps statistics that no checkpoint holds; online, set normalize_rewards: true",
     "RecordVideo": "it writes files of its own",
     "Autoreset": "episodes are reset by the run",
 }
+
+
+def _require_no_statistics(env: Any) -> None:
+    """Raise if a wrapper updates statistics: environments of training and evaluation would each have their own."""
+    while isinstance(env, gym.Wrapper):
+        for kind in (gym.wrappers.NormalizeObservation, gym.wrappers.NormalizeReward):
+            if isinstance(env, kind) and env.update_running_mean:
+                raise _refusal(kind.__name__)
+        env = env.env
+
+
+def _refusal(name: str) -> ConfigError:
+    return ConfigError(f"wrappers: {name} cannot be used here: {_WHY_NOT[name]}", key="wrappers")
 
 
 class _Bounded(gym.ActionWrapper[Any, Any, Any]):
@@ -96,6 +109,7 @@ def wrap(env: Env, config: EnvSettings, given: Mapping[str, Wrapping]) -> Env:
             ) from error
         if not isinstance(env, gym.Env):
             raise ConfigError(f"wrappers: {name} made a {type(env).__name__}, not a gymnasium.Env", key="wrappers")
+    _require_no_statistics(env)
     return env
 
 
@@ -131,7 +145,7 @@ def _find(name: str, config: EnvSettings) -> Wrapping:
     if name in _BY_NAME:
         return getattr(gym.wrappers, name)  # type: ignore[no-any-return]
     if name in _WHY_NOT:
-        raise ConfigError(f"wrappers: {name} cannot be used here: {_WHY_NOT[name]}", key="wrappers")
+        raise _refusal(name)
     raise ConfigError(
         f"wrappers: unknown wrapper {name!r}{nearest(name, _BY_NAME)} (one of your own is module:Class)",
         key="wrappers",
