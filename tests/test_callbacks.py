@@ -307,6 +307,36 @@ def test_what_was_logged_and_not_reported_survives(tmp_path: Path) -> None:
     assert logged(resumed.run_dir)[0]["custom/sevens"] == "35.0"
 
 
+class AtTheEnd(Callback):
+    """Logs at the end of a run, and after an evaluation."""
+
+    def on_training_end(self, session: Session) -> None:
+        session.log("end", 1.0)
+
+    def on_evaluation(self, session: Session, metrics: Mapping[str, float]) -> None:
+        session.log("twice", 2.0 * metrics["eval_return_mean"])
+
+
+@pytest.mark.parametrize("algo", LOOPS)
+def test_what_is_logged_at_the_end_is_in_the_last_row(algo: str, tmp_path: Path) -> None:
+    result = train(tiny(algo, tmp_path, log_interval=7), [AtTheEnd()])
+    last = logged(result.run_dir)[-1]
+    assert float(last["custom/end"]) == 1.0
+    assert float(last["custom/twice"]) == 2.0 * float(last["eval/mean_reward"])
+    assert trainer_state(result.checkpoint_path)["logged"] == {}
+
+
+def test_a_run_that_continues_reports_what_was_logged_before_it_stopped(tmp_path: Path) -> None:
+    """Logged at 28, stopped at 30, reported at 40, as in a run that did not stop."""
+    config = tiny("sac", tmp_path, log_interval=40, total_timesteps=60, eval_episodes=0)
+    straight = train(config, [Own()])
+    stopped = train(config, [Own(), StopAt(30)])
+    assert logged(stopped.run_dir) == []
+    resumed = resume(stopped.run_dir, [Own()])
+    rows = [[row.get("custom/sevens") for row in logged(one.run_dir)] for one in (straight, resumed)]
+    assert rows == [["35.0", "56.0"]] * 2
+
+
 def test_a_misspelt_method_is_named_once() -> None:
     class Misspelt(Callback):
         def on_stp(self, session: Session) -> None: ...

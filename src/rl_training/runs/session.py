@@ -194,7 +194,7 @@ class Session:
             self.say(f"stopping: {reason}")
 
     def log(self, name: str, value: float) -> None:
-        """Add a value to the next row of metrics, which is written every `log_interval` ticks.
+        """Add a value to the next row of metrics, which is written every `log_interval` ticks and at the end.
 
         A name without a slash gets the prefix `custom/`. Checkpoints store values that are not reported yet.
         """
@@ -377,7 +377,14 @@ class Session:
             raise self._interrupted(self._guard.received)
         for callback in self.callbacks:
             callback.on_training_end(self)
+        self._log_rest()
         self.save()
+
+    def _log_rest(self) -> None:
+        """Write the values that callbacks have logged since the last report, unless a resumed run reports them."""
+        if self.logged and self.stop_final is not False:
+            self.metrics_log.log(self.clock.ticks, self.logged)
+            self.logged = {}
 
     def finish(self) -> TrainResult:
         """Evaluate the final policy, save its score and return the result."""
@@ -386,6 +393,7 @@ class Session:
             metrics = self.evaluate()
         except PlayInterrupted:
             raise self._interrupted(self._guard.received or signal.SIGTERM) from None
+        self._log_rest()
         if self.evaluated_at != before:
             self.save()
         self._prune()
