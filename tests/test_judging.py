@@ -571,6 +571,16 @@ def test_held_out_episodes_are_not_learned_from_and_reported(home: Path, tmp_pat
     assert float(apart.mean()) == pytest.approx(distances[-1], rel=1e-5)
 
 
+def test_each_distance_is_in_the_row_of_its_step(home: Path, tmp_path: Path) -> None:
+    """Also if fewer rows of other metrics are written."""
+    result = train(home, tmp_path, IQL, 60, validation_fraction=0.25, eval_interval=15, log_interval=40)
+    with (result.run_dir / "metrics.csv").open(newline="") as file:
+        rows = {int(row["step"]): row for row in csv.DictReader(file)}
+    measured = [step for step, row in rows.items() if row["validation/action_distance"]]
+    assert measured == [15, 30, 45, 60]
+    assert [step for step, row in rows.items() if row["train/n_updates"]] == [40]
+
+
 BY_FQE = {"metric": "fqe", "patience": 2, "min_improvement": 0.0, "target_return": None, "fqe_updates": 2000}
 GONE = "early_stopping: metric: fqe does not exist; use return, or rank the checkpoints afterwards with"
 

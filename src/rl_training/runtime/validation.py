@@ -56,5 +56,4 @@ class ValidationCallback(PeriodicCallback):
         self.validation = validation
 
     def on_due(self, session: Session) -> None:
-        for tag, value in log_row(self.validation.measure(session.learner)).items():
-            session.log(tag, value)
+        session.metrics_log.log(session.clock.ticks, log_row(self.validation.measure(session.learner)))
