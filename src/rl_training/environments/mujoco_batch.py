@@ -6,6 +6,7 @@ environment or argument for which this does not hold is not supported; there is 
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import weakref
@@ -16,6 +17,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.envs.registration import load_env_creator
 from gymnasium.utils import seeding
 from numpy.typing import NDArray
 
@@ -69,7 +71,7 @@ def batch_class() -> Any:
 
 def supports(env_id: str | None, env_kwargs: Mapping[str, Any]) -> bool:
     """Whether `MujocoBatch` can step `gymnasium.make(env_id, **env_kwargs)`."""
-    return _find(env_id, env_kwargs) is not None and batch_class() is not None
+    return _find(env_id, env_kwargs) is not None
 
 
 def _find(env_id: str | None, env_kwargs: Mapping[str, Any]) -> tuple[Task, int | None] | None:
@@ -85,7 +87,10 @@ def _find(env_id: str | None, env_kwargs: Mapping[str, Any]) -> tuple[Task, int 
     if limit is not None and (type(limit) is not int or not (limit > 0 or limit == -1)):
         return None
     kind, version = TASKS.get(entry[1]), int(entry[2])
-    if kind is None or not kind.accepts(version, kwargs):
+    if kind is None or version not in kind.versions or batch_class() is None:
+        return None
+    known = inspect.signature(load_env_creator(entry[0])).parameters
+    if not kind.accepts(known, kwargs):
         return None
     return kind(version=version, **kwargs), None if limit == -1 else limit
 
@@ -102,7 +107,7 @@ class MujocoBatch:
     ) -> None:
         """`threads`: None for OMP_NUM_THREADS or the available cores; at most one per simulation is used."""
         found = _find(env_id, env_kwargs)
-        if found is None or batch_class() is None:
+        if found is None:
             raise ValueError(f"{env_id} with {dict(env_kwargs)} is not supported")
         self.task, self.max_episode_steps = found
         self.model = _load_model(self.task)

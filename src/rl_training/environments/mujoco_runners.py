@@ -114,10 +114,6 @@ class Ant(Legged):
     model_file: ClassVar[str] = "ant.xml"
     hidden: ClassVar[int] = 2
     normal_velocities: ClassVar[bool] = True
-    only_v4: ClassVar[frozenset[str]] = frozenset({"use_contact_forces"})
-    only_v5: ClassVar[frozenset[str]] = frozenset(
-        {"frame_skip", "forward_reward_weight", "include_cfrc_ext_in_observation"}
-    )
 
     ctrl_cost_weight: float = 0.5
     contact_cost_weight: float = 5e-4
@@ -165,17 +161,6 @@ class Ant(Legged):
 class Humanoid(Legged):
     model_file: ClassVar[str] = "humanoid.xml"
     hidden: ClassVar[int] = 2
-    only_v5: ClassVar[frozenset[str]] = frozenset(
-        {
-            "frame_skip",
-            "contact_cost_weight",
-            "contact_cost_range",
-            "include_cinert_in_observation",
-            "include_cvel_in_observation",
-            "include_qfrc_actuator_in_observation",
-            "include_cfrc_ext_in_observation",
-        }
-    )
 
     forward_reward_weight: float = 1.25
     reset_noise_scale: float = 0.01

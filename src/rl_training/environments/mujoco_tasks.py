@@ -7,7 +7,7 @@ each bit agrees: a sum over the float32 action stays float32, a scalar power sta
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -28,21 +28,18 @@ class Task:
     model_file: ClassVar[str]
     model_file_v4: ClassVar[str | None] = None  # if it is another one
     versions: ClassVar[tuple[int, ...]] = (4, 5)
-    # Arguments that only one version has.
-    only_v4: ClassVar[frozenset[str]] = frozenset()
-    only_v5: ClassVar[frozenset[str]] = frozenset({"frame_skip"})
 
     version: int = 5
     frame_skip: int = 5
 
     @classmethod
-    def accepts(cls, version: int, kwargs: Mapping[str, Any]) -> bool:
-        """Whether every argument is one of this task in this version, and of the type of its default."""
-        if version not in cls.versions:
-            return False
-        defaults = {field.name: field.default for field in fields(cls) if field.name != "version"}
-        known = defaults.keys() - (cls.only_v5 if version == 4 else cls.only_v4)
-        return all(name in known and _same_type(defaults[name], value) for name, value in kwargs.items())
+    def accepts(cls, known: Container[str], kwargs: Mapping[str, Any]) -> bool:
+        """Whether every argument is one of this task and of the type of its default.
+
+        `known`: the arguments that the version of the Gymnasium environment has.
+        """
+        defaults = {field.name: field.default for field in fields(cls) if field.name in known}
+        return all(name in defaults and _same_type(defaults[name], value) for name, value in kwargs.items())
 
     def attach(self, model: Any) -> None:
         """Read constants from the model; called before any other method."""
@@ -116,7 +113,6 @@ class Noisy(Task):
 @dataclass
 class InvertedPendulum(Noisy):
     model_file: ClassVar[str] = "inverted_pendulum.xml"
-    only_v5: ClassVar[frozenset[str]] = frozenset({"frame_skip", "reset_noise_scale"})
 
     frame_skip: int = 2
     reset_noise_scale: float = 0.01
@@ -134,7 +130,6 @@ class InvertedPendulum(Noisy):
 class InvertedDoublePendulum(Noisy):
     model_file: ClassVar[str] = "inverted_double_pendulum.xml"
     normal_velocities: ClassVar[bool] = True
-    only_v5: ClassVar[frozenset[str]] = frozenset({"frame_skip", "reset_noise_scale", "healthy_reward"})
 
     healthy_reward: float = 10.0
 
@@ -167,7 +162,6 @@ class InvertedDoublePendulum(Noisy):
 @dataclass
 class Reacher(Task):
     model_file: ClassVar[str] = "reacher.xml"
-    only_v5: ClassVar[frozenset[str]] = frozenset({"frame_skip", "reward_dist_weight", "reward_control_weight"})
 
     frame_skip: int = 2
     reward_dist_weight: float = 1.0
