@@ -113,11 +113,11 @@ class MujocoBatch:
         self.model = _load_model(self.task)
         self.task.attach(self.model)
         # Contact forces are computed after a step from the simulation's own MjData.
-        self._contacts = "cfrc_ext" in self.task.reads
+        self._contacts = self.task.contacts
         threads = min(threads or _default_threads(), num_envs)
         self._batch = batch_class()(self.model, num_envs, nthread=threads, persistent=self._contacts)
         _batches.add(self._batch)
-        self._fields = {name: self._batch.bind(name) for name in self.task.reads if name != "cfrc_ext"}
+        self._fields = {name: self._batch.bind(name) for name in self.task.reads}
         if self._contacts:
             self._data = self._batch.get_data(0)
             self._fields["cfrc_ext"] = np.zeros((num_envs, *self._data.cfrc_ext.shape))

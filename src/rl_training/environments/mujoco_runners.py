@@ -112,6 +112,7 @@ class Hopper(Walker2d):
 @dataclass
 class Ant(Legged):
     model_file: ClassVar[str] = "ant.xml"
+    reads: ClassVar[tuple[str, ...]] = ("qpos", "qvel", "xpos")
     hidden: ClassVar[int] = 2
     normal_velocities: ClassVar[bool] = True
 
@@ -123,10 +124,9 @@ class Ant(Legged):
     use_contact_forces: bool = False
 
     @property
-    def reads(self) -> tuple[str, ...]:
+    def contacts(self) -> bool:
         in_v5 = self.include_cfrc_ext_in_observation or self.contact_cost_weight != 0
-        contacts = self.use_contact_forces if self.version == 4 else in_v5
-        return ("qpos", "qvel", "xpos", "cfrc_ext") if contacts else ("qpos", "qvel", "xpos")
+        return self.use_contact_forces if self.version == 4 else in_v5
 
     def attach(self, model: Any) -> None:
         super().attach(model)
@@ -160,6 +160,7 @@ class Ant(Legged):
 @dataclass
 class Humanoid(Legged):
     model_file: ClassVar[str] = "humanoid.xml"
+    reads: ClassVar[tuple[str, ...]] = ("qpos", "qvel", "ctrl", "xipos", "cinert", "cvel", "qfrc_actuator")
     hidden: ClassVar[int] = 2
 
     forward_reward_weight: float = 1.25
@@ -174,10 +175,8 @@ class Humanoid(Legged):
     include_cfrc_ext_in_observation: bool = True
 
     @property
-    def reads(self) -> tuple[str, ...]:
-        names = ("qpos", "qvel", "ctrl", "xipos", "cinert", "cvel", "qfrc_actuator")
-        contacts = self.include_cfrc_ext_in_observation or self.contact_cost_weight != 0
-        return (*names, "cfrc_ext") if contacts else names
+    def contacts(self) -> bool:
+        return self.include_cfrc_ext_in_observation or self.contact_cost_weight != 0
 
     def carried(self, now: Values) -> Array:
         """The x position of the centre of mass."""

@@ -28,6 +28,8 @@ class Task:
     model_file: ClassVar[str]
     model_file_v4: ClassVar[str | None] = None  # if it is another one
     versions: ClassVar[tuple[int, ...]] = (4, 5)
+    # The fields of MjData that `carried`, `observation` and `outcome` read.
+    reads: ClassVar[tuple[str, ...]] = ("qpos", "qvel")
 
     version: int = 5
     frame_skip: int = 5
@@ -47,9 +49,9 @@ class Task:
         self.dt: float = model.opt.timestep * self.frame_skip
 
     @property
-    def reads(self) -> tuple[str, ...]:
-        """The fields of MjData that `carried`, `observation` and `outcome` read."""
-        return ("qpos", "qvel")
+    def contacts(self) -> bool:
+        """Whether the task also reads the contact forces, `cfrc_ext`."""
+        return False
 
     def initial(self, rng: np.random.Generator) -> tuple[Array, Array]:
         """Positions and velocities of a new episode."""
@@ -129,13 +131,10 @@ class InvertedPendulum(Noisy):
 @dataclass
 class InvertedDoublePendulum(Noisy):
     model_file: ClassVar[str] = "inverted_double_pendulum.xml"
+    reads: ClassVar[tuple[str, ...]] = ("qpos", "qvel", "site_xpos", "qfrc_constraint")
     normal_velocities: ClassVar[bool] = True
 
     healthy_reward: float = 10.0
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return ("qpos", "qvel", "site_xpos", "qfrc_constraint")
 
     def observation(self, now: Values) -> Array:
         qpos, forces = now["qpos"], bounded(now["qfrc_constraint"], -10, 10)
@@ -162,14 +161,11 @@ class InvertedDoublePendulum(Noisy):
 @dataclass
 class Reacher(Task):
     model_file: ClassVar[str] = "reacher.xml"
+    reads: ClassVar[tuple[str, ...]] = ("qpos", "qvel", "xpos")
 
     frame_skip: int = 2
     reward_dist_weight: float = 1.0
     reward_control_weight: float = 1.0
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return ("qpos", "qvel", "xpos")
 
     def attach(self, model: Any) -> None:
         super().attach(model)
@@ -204,15 +200,12 @@ class Reacher(Task):
 @dataclass
 class Pusher(Task):
     model_file: ClassVar[str] = "pusher_v5.xml"
+    reads: ClassVar[tuple[str, ...]] = ("qpos", "qvel", "xpos")
     versions: ClassVar[tuple[int, ...]] = (5,)  # version 4 does not run with MuJoCo 3 or later
 
     reward_near_weight: float = 0.5
     reward_dist_weight: float = 1.0
     reward_control_weight: float = 0.1
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return ("qpos", "qvel", "xpos")
 
     def attach(self, model: Any) -> None:
         super().attach(model)
