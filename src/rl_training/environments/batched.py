@@ -41,7 +41,7 @@ class BatchedPool(Pool):
     ) -> None:
         if not can_batch(config, given):
             cause = "wrappers are applied to one environment at a time" if config.wrappers else _cause(config)
-            raise ConfigError(f"environments: batched: {cause}; set environments to auto", key="environments")
+            raise ConfigError.of("environments", f"batched: {cause}; set environments to auto")
         assert config.seed is not None
         assert config.env_id is not None
         super().__init__(config.seed, purpose, config.num_envs)

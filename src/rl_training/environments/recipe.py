@@ -68,10 +68,10 @@ class EnvOrder:
         except Exception:
             data, main = pickle.dumps(replace(self, specs=())), True
         if main and not _main_is_a_file():
-            raise ConfigError(
-                f"environments: {self.recipe.env_id} is defined in an interactive session, which another process "
-                "cannot import; put it into a module, or set environments to local",
-                key="environments",
+            raise ConfigError.of(
+                "environments",
+                f"{self.recipe.env_id} is defined in an interactive session, which another process cannot import; "
+                "put it into a module, or set environments to local",
             )
         return data, main
 

@@ -114,10 +114,10 @@ class TensorEnvMaker:
         """The number of simulations: that of an instance, or `configured`; raises if they contradict each other."""
         number = int(self._make.num_envs) if self.single_instance else configured
         if configured not in (1, number):
-            raise ConfigError(
-                f"num_envs: {self.name} has {number} simulations, got {configured}; leave it out, or give an "
-                "environment with as many",
-                key="num_envs",
+            raise ConfigError.of(
+                "num_envs",
+                f"{self.name} has {number} simulations, got {configured}; leave it out, or give an environment "
+                "with as many",
             )
         return number
 
@@ -164,7 +164,7 @@ def not_made(name: str | None, kwargs: Mapping[str, Any], error: Exception, reme
 
 def env_error(text: str) -> ConfigError:
     """The error for a setting `env_id` that cannot be used."""
-    return ConfigError(f"env_id: {text}", key="env_id")
+    return ConfigError.of("env_id", text)
 
 
 @dataclass(frozen=True)
@@ -199,10 +199,10 @@ class UserEnvironments:
                 self.env.probe(config.env_kwargs)
         self.require_apart()
         if isinstance(self.env, EnvMaker) and self.env.single_instance and config.num_envs > 1:
-            raise ConfigError(
-                f"num_envs: {self.env.name} cannot be made again; set num_envs to 1, or give its class or a "
-                "callable that makes a new one",
-                key="num_envs",
+            raise ConfigError.of(
+                "num_envs",
+                f"{self.env.name} cannot be made again; set num_envs to 1, or give its class or a callable that "
+                "makes a new one",
             )
 
     def require_apart(self) -> None:
@@ -218,9 +218,8 @@ def tensor_maker(config: EnvSettings, given: UserEnvironments | None = None) -> 
     """The maker of the configured tensor environment; None if the environment is not one."""
     maker = _maker(config, given)
     if maker is not None and config.wrappers:
-        raise ConfigError(
-            f"wrappers: they apply to one Gymnasium environment, and {maker.name} steps tensors; leave them out",
-            key="wrappers",
+        raise ConfigError.of(
+            "wrappers", f"they apply to one Gymnasium environment, and {maker.name} steps tensors; leave them out"
         )
     return maker
 
@@ -242,9 +241,8 @@ def _maker(config: EnvSettings, given: UserEnvironments | None) -> TensorEnvMake
 def require_tensor_settings(config: TrainConfig, maker: TensorEnvMaker) -> None:
     """Raise if the configuration asks for something that a tensor environment cannot do."""
     if config.environments in ("batched", "processes", "ray"):
-        raise ConfigError(
-            f"environments: {config.environments}: {maker.name} steps its simulations itself; set it to auto",
-            key="environments",
+        raise ConfigError.of(
+            "environments", f"{config.environments}: {maker.name} steps its simulations itself; set it to auto"
         )
 
 
@@ -274,10 +272,10 @@ def resolve_env(env: Any, key: str = "env_id") -> EnvSource:
         return EnvSource(env)
     if isinstance(env, gym.Env):
         if getattr(env.unwrapped, "num_envs", 1) != 1:
-            raise ConfigError(
-                f"{key}: {type(env.unwrapped).__name__} steps several simulations in one call; wrap it in an "
-                "adapter of rl_training.environments.adapters",
-                key=key,
+            raise ConfigError.of(
+                key,
+                f"{type(env.unwrapped).__name__} steps several simulations in one call; wrap it in an adapter of "
+                "rl_training.environments.adapters",
             )
         return _from_object(env, key)
     if isinstance(env, type) and issubclass(env, gym.Env):
@@ -376,8 +374,8 @@ def _limit_of(env: Env) -> int | None:
 
 def _require_importable(name: str, importable: bool) -> None:
     if not importable:
-        raise ConfigError(
-            f"environments: {name} cannot be made in another process; give a class or function of a module, "
-            "or set environments to local",
-            key="environments",
+        raise ConfigError.of(
+            "environments",
+            f"{name} cannot be made in another process; give a class or function of a module, or set environments "
+            "to local",
         )

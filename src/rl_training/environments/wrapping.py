@@ -61,7 +61,7 @@ def _require_no_statistics(env: Any) -> None:
 
 
 def _refusal(name: str) -> ConfigError:
-    return ConfigError(f"wrappers: {name} cannot be used here: {_WHY_NOT[name]}", key="wrappers")
+    return ConfigError.of("wrappers", f"{name} cannot be used here: {_WHY_NOT[name]}")
 
 
 class _Bounded(gym.ActionWrapper[Any, Any, Any]):
@@ -103,12 +103,10 @@ def wrap(env: Env, config: EnvSettings, given: Mapping[str, Wrapping]) -> Env:
         try:
             env = wrapper(env, **{key: _argument(key, value) for key, value in arguments.items()})
         except Exception as error:
-            raise ConfigError(
-                f"wrappers: {name} with {arguments} does not fit {config.env_id}: {cause_of(error)}",
-                key="wrappers",
-            ) from error
+            problem = f"{name} with {arguments} does not fit {config.env_id}: {cause_of(error)}"
+            raise ConfigError.of("wrappers", problem) from error
         if not isinstance(env, gym.Env):
-            raise ConfigError(f"wrappers: {name} made a {type(env).__name__}, not a gymnasium.Env", key="wrappers")
+            raise ConfigError.of("wrappers", f"{name} made a {type(env).__name__}, not a gymnasium.Env")
     _require_no_statistics(env)
     return env
 
@@ -127,16 +125,15 @@ def parts_of(entry: str | Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
 def _find(name: str, config: EnvSettings) -> Wrapping:
     if ":" in name:
         if "<" in name:
-            raise ConfigError(
-                f"wrappers: {name!r} was given in Python and cannot be imported; give it again, as in "
+            raise ConfigError.of(
+                "wrappers",
+                f"{name!r} was given in Python and cannot be imported; give it again, as in "
                 "ManagedAlgorithm.load(path, wrappers=[…])",
-                key="wrappers",
             )
         if not config.allow_import:
-            raise ConfigError(
-                f"wrappers: {name!r} would run code of the module {name.split(':')[0]!r}; allow it with "
-                "--allow-import",
-                key="wrappers",
+            module = name.split(":")[0]
+            raise ConfigError.of(
+                "wrappers", f"{name!r} would run code of the module {module!r}; allow it with --allow-import"
             )
         found: Wrapping = find_named(name, "wrappers")
         return found
@@ -146,9 +143,8 @@ def _find(name: str, config: EnvSettings) -> Wrapping:
         return getattr(gym.wrappers, name)  # type: ignore[no-any-return]
     if name in _WHY_NOT:
         raise _refusal(name)
-    raise ConfigError(
-        f"wrappers: unknown wrapper {name!r}{nearest(name, _BY_NAME)} (one of your own is module:Class)",
-        key="wrappers",
+    raise ConfigError.of(
+        "wrappers", f"unknown wrapper {name!r}{nearest(name, _BY_NAME)} (one of your own is module:Class)"
     )
 
 

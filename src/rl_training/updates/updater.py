@@ -50,9 +50,7 @@ class _Captured(NamedTuple):
 def require_device(acceleration: Acceleration, device: torch.device) -> None:
     """Raise if the device does not support `acceleration`; called before a run folder is created."""
     if acceleration == "graph" and device.type != "cuda":
-        raise ConfigError(
-            "acceleration: 'graph' needs a CUDA device; use 'auto', 'eager' or 'compile'", key="acceleration"
-        )
+        raise ConfigError.of("acceleration", "'graph' needs a CUDA device; use 'auto', 'eager' or 'compile'")
 
 
 def choose(acceleration: Acceleration, device: torch.device) -> Literal["eager", "compile", "graph"]:
