@@ -17,7 +17,7 @@ from rl_training.data.extra_columns import NEXT_ACTIONS
 from rl_training.errors import ConfigError, DatasetError
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.models.mlp_iql import MLPIQLModel
-from rl_training.runtime.offline import OfflineSetup
+from rl_training.runtime.offline import DataRegime
 from rl_training.runtime.offline_to_online import OfflineToOnline
 from rl_training.runtime.populations import train_population
 from tests.runs import OFFLINE, QUIET, differences, interrupted, resume, run_record, tiny, train
@@ -127,13 +127,13 @@ def test_iql_converges_to_the_known_values_of_a_chain() -> None:
     assert learner.model.value(torch.eye(5)).tolist() == pytest.approx(values, abs=0.05)
 
 
-def setup_of(algo: str, folder: Path, **kwargs: Any) -> OfflineSetup:
+def setup_of(algo: str, folder: Path, **kwargs: Any) -> DataRegime:
     config = tiny(algo, folder, kwargs={"gamma": GAMMA, "reward_scale": 0.5} | kwargs)
     regime = get_algorithm_spec(algo).regimes[0]
     made: Any = regime(get_algorithm_spec(algo).run_spec(config, options=QUIET))
     if isinstance(made, OfflineToOnline):
         assert (made.experience.buffer.n_step is not None) == (kwargs.get("n_step", 1) > 1)
-    return made.setup
+    return made
 
 
 @pytest.mark.parametrize("algo", [*WITH_TARGETS, "rlpd"])

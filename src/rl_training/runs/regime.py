@@ -62,7 +62,7 @@ class Regime(ABC):
     pretraining: int = 0  # updates before the first environment step
     first_update: int = 0  # the environment step before which no update is made
     experience: Experience | None = None
-    data: TransitionDataset | None = None  # as the learner sees it
+    dataset: TransitionDataset | None = None  # as the learner sees it
     dataset_record: Mapping[str, Any] | None = None
     remarks: Sequence[str] = ()  # lines that are printed when the run starts
 

@@ -92,7 +92,7 @@ class Session:
         controls = build_control_callbacks(spec.resolved[ControlConfig])
         self.callbacks = [*controls, *regime.callbacks(), *spec.callbacks]
         self.experience = regime.experience
-        self.dataset, self.data = dict(regime.dataset_record or {}), regime.data
+        self.dataset, self.data = dict(regime.dataset_record or {}), regime.dataset
         self.metrics_log = log
         self.logged: dict[str, float] = {}  # values that callbacks have logged since the last report
         self.log_cadence = Cadence(self.config.log_interval)

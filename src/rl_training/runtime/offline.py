@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.base import Learner, LearnerConfig
+from rl_training.algorithms.base import LearnerConfig
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.episodes import hold_out
 from rl_training.data.extra_columns import Column
@@ -144,12 +144,11 @@ def _load(spec: RunSpec, env_spaces: SpaceSpec | None, budgets: MemoryBudget) ->
     return data.with_n_step(spec.n_step, spec.resolved[LearnerConfig].gamma, in_place=ours)
 
 
-class OfflineSetup:
-    """Data, spaces and learner of a run with a data set; observations are normalised by its moments, if at all.
+class DataRegime(Regime):
+    """A regime with a data set, by whose moments observations are normalised, if at all."""
 
-    `spec` has the learner and settings for the actions of the data.
-    """
-
+    dataset: TransitionDataset
+    dataset_record: Mapping[str, Any]
     held_out: TransitionDataset | None = None
 
     def __init__(self, spec: RunSpec, *, updates_per_step: int = 1, validation_fraction: float = 0.0) -> None:
@@ -163,9 +162,8 @@ class OfflineSetup:
         if validation_fraction:
             data, self.held_out = spec.once("split", lambda: hold_out(data, validation_fraction))
         self.dataset = data
-        self.in_memory = spec.dataset is not None
         self.spaces = env_spaces or data.spaces
-        self.learner: Learner = build_learner(
+        self.learner = build_learner(
             spec.sections,
             spec.resolved,
             spec.config,
@@ -184,19 +182,20 @@ class OfflineSetup:
         self.source = data.source(self.learner.generator, rows)
         self.remarks = (*(f"note: {text}" for text in data.notes), *budgets.remarks(data.rows, rows))
         self.budgets = budgets.after(rows)
-        self.fingerprint = spec.once("fingerprint", data.fingerprint)
+        self.dataset_record = _dataset_record(spec, data)
 
-    def dataset_record(self) -> dict[str, Any]:
-        """The description of the data in run.json and checkpoints."""
-        raw, folder = self.dataset.raw, self.spec.resolved[DatasetConfig].folder()
-        return {
-            "name": self.dataset.name,
-            "rows": len(self.dataset),
-            "fingerprint": self.fingerprint,
-            "in_memory": self.in_memory,
-            **({} if raw is None else {"raw_rows": raw.rows, "raw_fingerprint": raw.fingerprint}),
-            **({} if folder is None else {"folder": str(folder)}),
-        }
+
+def _dataset_record(spec: RunSpec, data: TransitionDataset) -> dict[str, Any]:
+    """The description of the data in run.json and checkpoints."""
+    raw, folder = data.raw, spec.resolved[DatasetConfig].folder()
+    return {
+        "name": data.name,
+        "rows": len(data),
+        "fingerprint": spec.once("fingerprint", data.fingerprint),
+        "in_memory": spec.dataset is not None,
+        **({} if raw is None else {"raw_rows": raw.rows, "raw_fingerprint": raw.fingerprint}),
+        **({} if folder is None else {"folder": str(folder)}),
+    }
 
 
 def require_data(record: Mapping[str, Any], dataset: TransitionDataset | None, place: Path) -> None:
@@ -205,7 +204,7 @@ def require_data(record: Mapping[str, Any], dataset: TransitionDataset | None, p
         raise ConfigError(f"{place} was trained on arrays in memory; resume it with resume(dataset=…)")
 
 
-class Offline(Regime):
+class Offline(DataRegime):
     """Train on a fixed data set; an environment, if there is one, is only used for evaluation."""
 
     name = "offline"
@@ -215,12 +214,9 @@ class Offline(Regime):
     def __init__(self, spec: RunSpec) -> None:
         fraction = spec.resolved[ValidationConfig].validation_fraction
         _require_whole_episodes(spec, fraction)
-        self.setup = OfflineSetup(spec, validation_fraction=fraction)
-        self.spec = spec = self.setup.spec
-        self.learner, self.spaces = self.setup.learner, self.setup.spaces
-        self.dataset_record, self.remarks = self.setup.dataset_record(), self.setup.remarks
-        self.data = self.setup.dataset
-        self.size, self.batch_size = len(self.setup.dataset), spec.resolved[OptimizationConfig].batch_size
+        super().__init__(spec, validation_fraction=fraction)
+        spec = self.spec
+        self.size, self.batch_size = len(self.dataset), spec.resolved[OptimizationConfig].batch_size
         budget = spec.resolved[BudgetConfig]
         self.total_ticks = self.total_updates = budget.updates(
             spec.config.total_timesteps, self.size, self.batch_size
@@ -228,17 +224,17 @@ class Offline(Regime):
         self.validation = self._validation()
 
     def make_updaters(self) -> None:
-        self.own_updater = self.updater(self.setup.source)
+        self.own_updater = self.updater(self.source)
 
     def fit(self, session: Session) -> Iterator[Event]:
         return fit_offline(session, self.own_updater, updates=self.total_updates)
 
     def _validation(self) -> Validation | None:
         """Metrics on held-out episodes; None if none are held out."""
-        held_out = self.setup.held_out
+        held_out = self.held_out
         if held_out is None:
             return None
-        rows = self.spec.once("held-out rows", lambda: _place_rows(held_out, self.setup.budgets))
+        rows = self.spec.once("held-out rows", lambda: _place_rows(held_out, self.budgets))
         return Validation(held_out, rows, self.learner)
 
     def callbacks(self) -> list[Callback]:
@@ -249,7 +245,7 @@ class Offline(Regime):
 
     def _cloning_check(self) -> list[Callback]:
         """The check of cloning weights, if the learner has them and the data have returns-to-go of single steps."""
-        data, gamma, divisor = self.setup.dataset, self.learner.config.gamma, self.learner.advantage_divisor
+        data, gamma, divisor = self.dataset, self.learner.config.gamma, self.learner.advantage_divisor
         if divisor is None or gamma == 1 or data.n_step > 1 or not len(data.episode_ends):
             return []
         largest = self.spec.once(f"largest return {gamma}", lambda: largest_return(data, gamma))

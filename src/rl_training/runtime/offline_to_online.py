@@ -17,11 +17,11 @@ from rl_training.runs.changes import Changes, differences
 from rl_training.runs.clock import Clock
 from rl_training.runs.controls import ControlConfig
 from rl_training.runs.init_from import continue_offline_run
-from rl_training.runs.regime import Event, Regime
+from rl_training.runs.regime import Event
 from rl_training.runs.session import Session
 from rl_training.runs.spec import RunSpec
 from rl_training.runs.state import changed_data, clock_of, config_of
-from rl_training.runtime.offline import BudgetConfig, OfflineSetup, fit_offline
+from rl_training.runtime.offline import BudgetConfig, DataRegime, fit_offline
 from rl_training.runtime.online import (
     OnlineConfig,
     fit_online,
@@ -67,7 +67,7 @@ class PriorDataConfig(Settings):
         return given.model_copy(update={"learning_starts": self.online_warmup_steps, "random_steps": 0})
 
 
-class OfflineToOnline(Regime):
+class OfflineToOnline(DataRegime):
     """Pretrain on the prior data, then train online on mixed minibatches."""
 
     name = "offline-to-online"
@@ -90,10 +90,8 @@ class OfflineToOnline(Regime):
         self.online = prior.online(spec.resolved[OnlineConfig])
         batch_size, budget = spec.resolved[OptimizationConfig].batch_size, spec.resolved[BudgetConfig]
         self.max_updates = budget.max_updates
-        self.setup = OfflineSetup(spec, updates_per_step=self.online.gradient_updates_per_step)
-        self.spec = spec = self.setup.spec
-        self.learner, self.spaces = self.setup.learner, self.setup.spaces
-        self.dataset_record, self.data = self.setup.dataset_record(), self.setup.dataset
+        super().__init__(spec, updates_per_step=self.online.gradient_updates_per_step)
+        spec = self.spec
         buffer = make_buffer(self.online.buffer_capacity, self.spaces, self.learner, spec)
         if buffer.device.type != self.learner.device.type:
             raise ConfigError(
@@ -101,15 +99,14 @@ class OfflineToOnline(Regime):
                 key="algo_kwargs.buffer_capacity",
             )
         ratio = prior.offline_batch_ratio
-        self.mixed = MixedSource(self.setup.source, buffer, ratio=None if isinstance(ratio, str) else ratio)
+        self.mixed = MixedSource(self.source, buffer, ratio=None if isinstance(ratio, str) else ratio)
         self.mixed.expected(batch_size)
-        size = len(self.setup.dataset)
-        wanted = budget.updates(prior.offline_pretrain_updates, size, batch_size)
+        wanted = budget.updates(prior.offline_pretrain_updates, len(self.dataset), batch_size)
         self.pretraining = self._updates_on_data(wanted)
         self._require_budget()
         starts = "learning_starts" if prior.online_warmup_steps is None else "online_warmup_steps"
         first = self.online.remarks(spec, self.learner, self.pretraining, starts)
-        self.remarks = *self.setup.remarks, *self._beginning(), *first
+        self.remarks = *self.remarks, *self._beginning(), *first
         self.first_phase = "pretrain" if self.pretraining else "online"
         self.first_update = self.online.first_steps
         self.total_ticks = self.pretraining + spec.config.total_timesteps
@@ -119,7 +116,7 @@ class OfflineToOnline(Regime):
             self.total_updates = min(self.total_updates, self.max_updates)
         warn_about_actor(spec, self.learner, self.total_updates)
         self.experience = make_collector(
-            spec, self.online, self.spaces, self.learner, buffer, reward_map=self.setup.dataset.reward_map
+            spec, self.online, self.spaces, self.learner, buffer, reward_map=self.dataset.reward_map
         )
 
     def _updates_on_data(self, wanted: int) -> int:
@@ -150,7 +147,7 @@ class OfflineToOnline(Regime):
             return ["the first policy is untrained; set offline_pretrain_updates or init_from"] if untrained else []
         if not (done := self.learner.updates):
             return []
-        before, now = origin.records["dataset"], self.setup.dataset_record()
+        before, now = origin.records["dataset"], self.dataset_record
         lines = [f"continues {origin.path} after {done:,} updates"]
         if changed_data(before, now):
             settings = _data_settings(config_of(origin).to_dict()), _data_settings(self.spec.settings)
@@ -162,7 +159,7 @@ class OfflineToOnline(Regime):
         return lines
 
     def make_updaters(self) -> None:
-        self.prior_updates = self.updater(self.setup.source)
+        self.prior_updates = self.updater(self.source)
         together = self.online.together(self.spec.config.num_envs)
         self.mixed_updates = self.updater(self.mixed, together=together, acting=self.experience.acting)
 
@@ -184,7 +181,7 @@ class OfflineToOnline(Regime):
             "pretrain_updates_done": float(clock.pretrain_updates),
             "offline_batch_size": float(prior_rows),
             "online_batch_size": float(online_rows),
-            "dataset_size": float(len(self.setup.dataset)),
+            "dataset_size": float(len(self.dataset)),
         }
 
 
