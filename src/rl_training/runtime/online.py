@@ -229,20 +229,14 @@ def make_collector(
     spaces: SpaceSpec,
     learner: Learner,
     buffer: ReplayBuffer,
-    *,
-    reward_map: tuple[float, float] = (1.0, 0.0),
-    moments: RunningMoments | None = None,
-    scaling: RunningReturns | None = None,
+    **options: Any,
 ) -> Experience:
-    """A collector that steps the configured environments and writes to `buffer`."""
+    """A collector that steps the configured environments and writes to `buffer`; `options`: of `Experience`."""
     config, maker = spec.config, tensor_maker(spec.config, spec.given)
-    options: dict[str, Any] = {
+    options |= {
         "random_steps": online.acts_randomly_until(config),
         "random_block_steps": online.random_block_steps,
         "total_steps": config.total_timesteps,
-        "reward_map": reward_map,
-        "moments": moments,
-        "scaling": scaling,
     }
     if maker is not None:
         if late := [column for column in learner.extras if column.at_end is not None]:
