@@ -133,16 +133,18 @@ class Evaluator:
 
         Raises `PlayInterrupted` as soon as `interrupted()` is true. Truncated episodes are added to `cut_episodes`.
         """
-        bound = self.bound or math.inf
         try:
-            sampled = policy.samples(deterministic)
-            act = _sampled(policy, self.spaces, self.seed) if sampled else _mode(policy)
-            played = _play(self.open(episodes), act, self.spaces, episodes, bound, interrupted)
+            played = self._played(policy, policy.samples(deterministic), episodes, interrupted)
         except BaseException:
             self.close()  # a pending answer would be mistaken for the next one
             raise
         self.cut_episodes += played.cut
         return played
+
+    def _played(self, policy: Policy, sampled: bool, episodes: int, interrupted: Callable[[], bool]) -> Played:
+        bound = self.bound or math.inf
+        act = _sampled(policy, self.spaces, self.seed) if sampled else _mode(policy)
+        return _play(self.open(episodes), act, self.spaces, episodes, bound, interrupted)
 
     def summary(self, played: Played) -> dict[str, float]:
         """The `eval_…` metrics of these episodes."""

@@ -54,17 +54,10 @@ class TensorEvaluator(Evaluator):
     def start(self) -> None:
         """Nothing to start: the environment is made by the first evaluation."""
 
-    def play(
-        self,
-        policy: Policy,
-        episodes: int,
-        interrupted: Callable[[], bool] = lambda: False,
-        *,
-        deterministic: bool | None = None,
-    ) -> Played:
+    def _played(self, policy: Policy, sampled: bool, episodes: int, interrupted: Callable[[], bool]) -> Played:
         device = next((parameter.device for parameter in policy.parameters()), torch.device("cpu"))
         env = self._opened(episodes, device)
-        generator, sampled = torch.Generator(device).manual_seed(self.seed), policy.samples(deterministic)
+        generator = torch.Generator(device).manual_seed(self.seed)
 
         def act(obs: Tensor) -> Tensor:
             if not sampled:
@@ -82,16 +75,13 @@ class TensorEvaluator(Evaluator):
                 obs = checked.reset(self.seed).to(device)
             while not count.complete():
                 if interrupted():
-                    self.close()
                     raise PlayInterrupted
                 actions = scaling(act(obs)).to(env.device)
                 with blame:
                     answer = checked.step(actions)
                 obs = answer.obs.to(device)
                 count.add(*(part.to(device) for part in answer[1:]))
-        played = count.played()
-        self.cut_episodes += played.cut
-        return played
+        return count.played()
 
     def _opened(self, episodes: int, device: torch.device) -> TensorEnv:
         wanted = min(episodes, _MAX_SIMULATIONS)
