@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from rl_training.data.scores import normalized_score
 from rl_training.environments.making import time_limit
 from rl_training.environments.pool import make_pool
-from rl_training.environments.running import Pool
+from rl_training.environments.running import Pool, not_finite
 from rl_training.environments.user_environments import UserEnvironments
-from rl_training.errors import DivergedError
 from rl_training.experiment.config import TrainConfig
 from rl_training.models.policies import Policy
 from rl_training.seeding import EVALUATION, EVALUATION_SEED, evaluation_sampling
@@ -260,9 +259,7 @@ def _require_finite(
     finite = np.isfinite(values).all(axis=1)
     if not finite.all():
         first = int(np.argmin(finite))
-        quantity = "observation" if rewards is None else "reward"
-        found = "a non-finite observation" if rewards is None else f"the reward {rewards[first]}"
-        raise DivergedError(
-            f"evaluation environment {environments[first]} returned {found}; fix the environment",
-            first_bad=f"{quantity} of evaluation environment {environments[first]}",
-        )
+        env = f"evaluation environment {environments[first]}"
+        if rewards is None:
+            raise not_finite(env, "observation")
+        raise not_finite(env, "reward", f"the reward {rewards[first]}")

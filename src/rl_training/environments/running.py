@@ -14,7 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl_training.errors import LONGEST_CAUSE, EnvironmentFailure, RLTrainingError, cause_of, one_line
+from rl_training.errors import (
+    LONGEST_CAUSE,
+    DivergedError,
+    EnvironmentFailure,
+    RLTrainingError,
+    cause_of,
+    one_line,
+)
 from rl_training.seeding import episode_seed
 
 BATCH = "batch."  # prefix of arrays in a checkpoint that are the state of batched environments
@@ -27,6 +34,12 @@ class WrongAnswer(Exception):
 def problem_of(error: BaseException) -> str:
     """An exception of an environment in one line; a wrong answer without the name of its class."""
     return one_line(error, LONGEST_CAUSE) if isinstance(error, WrongAnswer) else cause_of(error)
+
+
+def not_finite(env: str, quantity: str, found: str = "", when: str = "") -> DivergedError:
+    """The error for an environment that returned `found`, or a `quantity` that is not finite."""
+    value = found or f"a non-finite {quantity}"
+    return DivergedError(f"{env} returned {value}{when}; fix the environment", first_bad=f"{quantity} of {env}")
 
 
 @dataclass(slots=True)

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from rl_training.environments.playing import Evaluator, Played, PlayInterrupted
-from rl_training.environments.running import Blame
+from rl_training.environments.running import Blame, not_finite
 from rl_training.environments.tensor_env import ActionScaling, CheckedEnv, TensorEnv
 from rl_training.environments.user_environments import TensorEnvMaker, UserEnvironments, tensor_maker
-from rl_training.errors import DivergedError
 from rl_training.experiment.config import TrainConfig
 from rl_training.models.policies import Policy
 from rl_training.spaces import SpaceSpec
@@ -140,10 +139,7 @@ class _Count:
             return False
         if not bool(self._finite.all()):
             index = int((~self._finite).long().argmax())
-            raise DivergedError(
-                f"evaluation environment {index} returned a non-finite observation or reward; fix the environment",
-                first_bad=f"observation or reward of evaluation environment {index}",
-            )
+            raise not_finite(f"evaluation environment {index}", "observation or reward")
         return not bool((self._next < self._episodes).any())
 
     def played(self) -> Played:

@@ -19,7 +19,7 @@ from rl_training.algorithms.base import Learner
 from rl_training.algorithms.execution import Draws, HeldNoise
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.environments.pool import too_long
-from rl_training.environments.running import BATCH, Episode, Pool, Steps
+from rl_training.environments.running import BATCH, Episode, Pool, Steps, not_finite
 from rl_training.errors import DivergedError, EnvironmentFailure
 from rl_training.experience.acting import ActingPolicy
 from rl_training.experience.base import WINDOW, Experience
@@ -140,19 +140,12 @@ class Collector(Experience):
 
     def _require_finite(self, obs: NDArray[Any], indices: Sequence[int], rewards: Sequence[float] = ()) -> None:
         """Raise if an observation or reward of the environments `indices` is not finite."""
-
-        def error(index: int, quantity: str, value: str) -> DivergedError:
-            return DivergedError(
-                f"environment {index} returned {value} at step {self.steps}; fix the environment",
-                first_bad=f"{quantity} of environment {index}",
-            )
-
-        finite = np.isfinite(obs).all(axis=1)
+        finite, when = np.isfinite(obs).all(axis=1), f" at step {self.steps}"
         if not finite.all():
-            raise error(indices[int(finite.argmin())], "observation", "a non-finite observation")
+            raise not_finite(f"environment {indices[int(finite.argmin())]}", "observation", when=when)
         for index, reward in zip(indices, rewards):
             if not abs(reward) <= LARGEST_REWARD:
-                raise error(index, "reward", f"the reward {reward}")
+                raise not_finite(f"environment {index}", "reward", f"the reward {reward}", when)
 
     def _reset(self, indices: Sequence[int]) -> NDArray[np.float32]:
         obs = self.envs.reset_all(indices)

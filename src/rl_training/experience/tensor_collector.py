@@ -18,9 +18,9 @@ from rl_training.algorithms.base import Learner
 from rl_training.algorithms.capturing import capturing
 from rl_training.algorithms.execution import DeviceRandom
 from rl_training.data.replay_buffer import ReplayBuffer
-from rl_training.environments.running import Blame
+from rl_training.environments.running import Blame, not_finite
 from rl_training.environments.tensor_env import ActionScaling, CheckedEnv, TensorEnv
-from rl_training.errors import ConfigError, DivergedError
+from rl_training.errors import ConfigError
 from rl_training.experience.acting import ActingPolicy
 from rl_training.experience.base import WINDOW, Experience
 from rl_training.experience.collector import random_actions
@@ -220,11 +220,7 @@ class TensorCollector(Experience):
     def check(self) -> None:
         index, action = self._bad.tolist()
         if index >= 0:
-            raise DivergedError(
-                f"environment {index} returned a non-finite observation or reward by step {self.steps}; fix the "
-                "environment",
-                first_bad=f"observation or reward of environment {index}",
-            )
+            raise not_finite(f"environment {index}", "observation or reward", when=f" by step {self.steps}")
         if action >= 0:
             self._raise_bad_action()
 
