@@ -36,6 +36,11 @@ class ObservationConfig(Settings):
     `init_from` the run starts with the other run's statistics"""
 
 
+def _zeros(shape: tuple[int, ...], device: torch.device | None) -> Any:
+    """Zeros in float64: a tensor on `device`; None for NumPy, which is faster for few environments."""
+    return np.zeros(shape) if device is None else torch.zeros(shape, dtype=torch.float64, device=device)
+
+
 class RunningMoments:
     """Count, mean and sum of squared deviations of each component of the observations, `[O]` each.
 
@@ -45,12 +50,8 @@ class RunningMoments:
 
     def __init__(self, size: int, device: torch.device | None = None) -> None:
         """`device`: of the tensors; None for NumPy."""
-        self.count: Any = 0
-        self.mean: Any = np.zeros(size)
-        self.squares: Any = np.zeros(size)
-        if device is not None:
-            self.count = torch.zeros((), dtype=torch.float64, device=device)
-            self.mean, self.squares = (torch.zeros(size, dtype=torch.float64, device=device) for _ in range(2))
+        self.count: Any = 0 if device is None else _zeros((), device)
+        self.mean, self.squares = _zeros((size,), device), _zeros((size,), device)
 
     def add(self, obs: NDArray[np.float32] | Tensor) -> None:
         """Add the observations `[n, O]`."""
@@ -101,13 +102,9 @@ class RunningReturns:
     """
 
     def __init__(self, num_envs: int, gamma: float, device: torch.device | None = None) -> None:
-        """`device`: of the tensors; None for NumPy, which is faster for few environments."""
+        """`device`: of the tensors; None for NumPy."""
         self._gamma, self._moments = gamma, RunningMoments(1, device)
-        self._current: Any = np.zeros(num_envs)
-        self._largest: Any = np.zeros(())
-        if device is not None:
-            self._current = torch.zeros(num_envs, dtype=torch.float64, device=device)
-            self._largest = torch.zeros((), dtype=torch.float64, device=device)
+        self._current, self._largest = _zeros((num_envs,), device), _zeros((), device)
 
     def add(self, rewards: Any, ended: Any) -> None:
         """Add one step of every environment; `ended [N]` marks the last step of an episode."""
