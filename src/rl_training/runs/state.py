@@ -276,9 +276,7 @@ def has_normalizer(checkpoint: Checkpoint | None) -> bool:
 
 def clips_observations(checkpoint: Checkpoint | None) -> bool:
     """Whether the networks of `checkpoint` clip normalised observations."""
-    if checkpoint is None or not has_normalizer(checkpoint):
-        return False
-    return "model.normalizer.limit" in checkpoint.tensors["networks"]
+    return checkpoint is not None and "model.normalizer.limit" in checkpoint.tensors["networks"]
 
 
 def moments_of(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
