@@ -88,10 +88,6 @@ class ActingPolicy:
         if learner.device.type == "cuda" if copies is None else copies:
             self.bind(WeightTransfer([learner], self.tensors()), 0)
 
-    @property
-    def copies(self) -> bool:
-        return self.transfer is not None
-
     def tensors(self) -> list[Tensor]:
         """The tensors to copy, in the order of the copy."""
         source = self.learner.model.policy
@@ -119,7 +115,7 @@ def fetch_together(acting: Sequence[ActingPolicy], stacked: Callable[[Tensor], T
 
     `stacked` returns the tensor `[S, …]` of all policies for a tensor of the first.
     """
-    if acting and acting[0].copies:
+    if acting and acting[0].transfer is not None:
         transfer = WeightTransfer([one.learner for one in acting], [stacked(t) for t in acting[0].tensors()])
         for row, one in enumerate(acting):
             one.bind(transfer, row)

@@ -9,8 +9,8 @@ from rl_training.algorithms.base import Learner
 from rl_training.errors import DivergedError
 
 
-def first_non_finite(learner: Learner) -> str | None:
-    """The name of the learner's first tensor that is not finite, or None; one read from the device if all are."""
+def check_finite(learner: Learner, where: str) -> None:
+    """Raise `DivergedError` naming the first tensor that is not finite; one read from the device if all are."""
     state = learner.state_dict()
     named: dict[str, Tensor] = {
         **{f"terms.{name}": term for name, term in learner.terms.items()},
@@ -23,15 +23,8 @@ def first_non_finite(learner: Learner) -> str | None:
         [norm.to(torch.float64) for norm in torch._foreach_norm(list(floating.values()), torch.inf)]
     )
     if bool(torch.isfinite(norms).all()):
-        return None
-    return next(name for name, norm in zip(floating, norms.tolist()) if not norm < float("inf"))
-
-
-def check_finite(learner: Learner, where: str) -> None:
-    """Raise `DivergedError` naming the first tensor that is not finite."""
-    bad = first_non_finite(learner)
-    if bad is not None:
-        raise DivergedError(
-            f"{bad} became NaN or infinite {where}; lower learning_rate or check the rewards' scale",
-            first_bad=bad,
-        )
+        return
+    bad = next(name for name, norm in zip(floating, norms.tolist()) if not norm < float("inf"))
+    raise DivergedError(
+        f"{bad} became NaN or infinite {where}; lower learning_rate or check the rewards' scale", first_bad=bad
+    )

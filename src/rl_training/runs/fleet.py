@@ -345,7 +345,7 @@ class Lockstep:
         """
         known = {id(updater) for updater in running.members}
         return (
-            running.is_prepared
+            running.learner.execution.acceleration != "eager"
             and running.stack.device.type != "cpu"
             and 2 * len(members) > len(known)
             and all(id(member.wanted.updater) in known for member in members)

@@ -60,7 +60,8 @@ def initialise_from(
         raise ConfigError.of("init_from", f"{checkpoint.path} was trained for other spaces ({difference})")
     own = learner.state_dict()["networks"]
     given = checkpoint.tensors["networks"]
-    differing = [name for name, tensor in own.items() if not _fits(given.get(name), tensor)]
+    shapes = _shapes(given)
+    differing = [name for name, shape in _shapes(own).items() if shapes.get(name) != shape]
     # A network with additional layers does not fit either.
     differing += sorted(name for name in given.keys() - own.keys() if ".net." in name)
     for name in differing:
@@ -172,7 +173,3 @@ def _network(name: str) -> str:
     """The network of a tensor: `model.critics` for `model.critics.net.hidden.0.weight`."""
     parts = name.split(".")
     return ".".join(parts[: 2 if parts[0] == "model" else 1])
-
-
-def _fits(given: torch.Tensor | None, own: torch.Tensor) -> bool:
-    return given is not None and given.shape == own.shape

@@ -60,11 +60,6 @@ class StackedUpdater(Updater):
         self._transform = compiled if compiles else lambda function: function
         self._apply, self._project = self._transform(apply_stacked), self._transform(project)
 
-    @property
-    def is_prepared(self) -> bool:
-        """Whether this stack has compiled or captured code, which a new stack would have to prepare again."""
-        return self.learner.execution.acceleration != "eager"
-
     def _learners(self) -> Sequence[Learner]:
         return self.stack.learners
 
