@@ -210,6 +210,7 @@ class Offline(DataRegime):
     name = "offline"
     sections = (OptimizationConfig, DatasetConfig, NStepConfig, ValidationConfig, BudgetConfig, ControlConfig)
     first_phase = "offline"
+    validation: Validation | None = None  # if episodes are held out
 
     def __init__(self, spec: RunSpec) -> None:
         fraction = spec.resolved[ValidationConfig].validation_fraction
@@ -221,7 +222,9 @@ class Offline(DataRegime):
         self.total_ticks = self.total_updates = budget.updates(
             spec.config.total_timesteps, self.size, self.batch_size
         )
-        self.validation = self._validation()
+        if (held_out := self.held_out) is not None:
+            rows = spec.once("held-out rows", lambda: _place_rows(held_out, self.budgets))
+            self.validation = Validation(held_out, rows, self.learner)
 
     def make_updaters(self) -> None:
         self.own_updater = self.updater(self.source)
@@ -229,27 +232,17 @@ class Offline(DataRegime):
     def fit(self, session: Session) -> Iterator[Event]:
         return fit_offline(session, self.own_updater, updates=self.total_updates)
 
-    def _validation(self) -> Validation | None:
-        """Metrics on held-out episodes; None if none are held out."""
-        held_out = self.held_out
-        if held_out is None:
-            return None
-        rows = self.spec.once("held-out rows", lambda: _place_rows(held_out, self.budgets))
-        return Validation(held_out, rows, self.learner)
-
     def callbacks(self) -> list[Callback]:
+        """The validation, and the check of cloning weights if the data have returns-to-go of single steps."""
+        found: list[Callback] = []
         interval = self.spec.resolved[ControlConfig].eval_interval
-        if self.validation is None or interval is None:
-            return self._cloning_check()
-        return [ValidationCallback(self.validation, interval), *self._cloning_check()]
-
-    def _cloning_check(self) -> list[Callback]:
-        """The check of cloning weights, if the learner has them and the data have returns-to-go of single steps."""
+        if self.validation is not None and interval is not None:
+            found.append(ValidationCallback(self.validation, interval))
         data, gamma, divisor = self.dataset, self.learner.config.gamma, self.learner.advantage_divisor
-        if divisor is None or gamma == 1 or data.n_step > 1 or not len(data.episode_ends):
-            return []
-        largest = self.spec.once(f"largest return {gamma}", lambda: largest_return(data, gamma))
-        return [CloningCallback(largest, divisor, self.spec.config.log_interval)]
+        if divisor is not None and gamma != 1 and data.n_step == 1 and len(data.episode_ends):
+            largest = self.spec.once(f"largest return {gamma}", lambda: largest_return(data, gamma))
+            found.append(CloningCallback(largest, divisor, self.spec.config.log_interval))
+        return found
 
     def extra_metrics(self, clock: Clock) -> dict[str, float]:
         epoch = self.learner.updates / updates_per_epoch(self.size, self.batch_size)
