@@ -111,7 +111,4 @@ class Resolved:
 
     def to_dict(self) -> dict[str, Any]:
         """A flat mapping of all keys to plain data."""
-        flat: dict[str, Any] = {}
-        for part in self.parts:
-            flat.update(part.model_dump(mode="json"))
-        return flat
+        return {key: value for part in self.parts for key, value in part.model_dump(mode="json").items()}
