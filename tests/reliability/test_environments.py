@@ -22,7 +22,7 @@ import yaml
 import rl_training
 from rl_training.environments import pool as pools
 from rl_training.environments import processes
-from rl_training.environments.channel import Channel
+from rl_training.environments.frames import Channel
 from rl_training.environments.making import spaces_of
 from rl_training.environments.playing import Evaluator
 from rl_training.environments.pool import EnvPool

@@ -1,15 +1,21 @@
-"""Message format between a run and an environment's process.
+"""Messages between a run and an environment's process: their format, and the run's end of the connection.
 
 A request is a pickle or the raw bytes of an action: both sides store dtype and shape of the last pickled action,
 and an action of the same form is sent as bytes. Raw bytes are preceded by a byte with which no pickle starts. An
 answer is numbers or text and never a pickle, so that reading it cannot run code. It contains the number of its
 request, so that an answer to an earlier request is detected.
+
+The other end is a `multiprocessing` connection: a message is preceded by its length in four bytes.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import select
 import struct
+import time
+from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -23,6 +29,10 @@ _ANSWER = struct.Struct("=BId??b")
 _NUMBERS = 1 << 32
 _FLOAT = np.dtype(np.float32)
 LONGEST_TRACE = 20_000
+# Length of a message, its largest value, and the bytes that are read at a time.
+_LENGTH = struct.Struct("!i")
+_LONGEST = 1 << 28
+_AT_ONCE = 1 << 16
 
 
 class WrongMessage(Exception):
@@ -104,3 +114,58 @@ def _failure(data: bytes | bytearray) -> tuple[str, str]:
     except (ValueError, TypeError, RecursionError):
         raise WrongMessage(f"its process sent {len(data):,} bytes that are not an error") from None
     return str(text), str(trace)
+
+
+class Channel:
+    """Sends and receives whole messages; raises `TimeoutError` after a deadline.
+
+    After an error the connection may be in the middle of a message and must not be used any more.
+    """
+
+    def __init__(self, connection: Connection[Any, Any]) -> None:
+        self._handle = connection.fileno()
+        os.set_blocking(self._handle, False)
+        self._readable, self._writable = select.poll(), select.poll()
+        self._readable.register(self._handle, select.POLLIN)
+        self._writable.register(self._handle, select.POLLOUT)
+        self._received = bytearray()
+
+    def send(self, message: Any, seconds: float) -> None:
+        """Send bytes or a buffer."""
+        rest = memoryview(_LENGTH.pack(len(message)) + message)
+        deadline: float | None = None
+        while rest:
+            try:
+                rest = rest[os.write(self._handle, rest) :]
+            except BlockingIOError:
+                deadline = deadline or time.monotonic() + seconds
+                _wait(self._writable, deadline)
+
+    def receive(self, seconds: float) -> bytearray:
+        """The next message; raises `EOFError` if the connection is closed."""
+        deadline = time.monotonic() + seconds
+        end = self._end()
+        while len(self._received) < end:
+            _wait(self._readable, deadline)
+            data = os.read(self._handle, _AT_ONCE)
+            if not data:
+                raise EOFError
+            self._received += data
+            end = self._end()
+        message = self._received[_LENGTH.size : end]
+        del self._received[:end]
+        return message
+
+    def _end(self) -> int:
+        """End of the first message in the received bytes; end of its header until that is complete."""
+        if len(self._received) < _LENGTH.size:
+            return _LENGTH.size
+        (length,) = _LENGTH.unpack_from(self._received)
+        if not 0 <= length <= _LONGEST:
+            raise WrongMessage(f"its process announced a message of {length:,} bytes")
+        return _LENGTH.size + int(length)
+
+
+def _wait(ready: select.poll, deadline: float) -> None:
+    if not ready.poll(1_000 * max(0.0, deadline - time.monotonic())):
+        raise TimeoutError

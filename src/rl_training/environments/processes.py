@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl_training.environments import frames
-from rl_training.environments.channel import Channel
 from rl_training.environments.child import MARK, is_env_process
 from rl_training.environments.pool import CLOSING_SECONDS, Transition
 from rl_training.environments.recipe import EnvOrder
@@ -151,7 +150,7 @@ class ProcessEnv:
         self._started = False
         self._process, self._connection = start_child("rl_training.environments.child", _ONE_THREAD)
         self._finalizer = weakref.finalize(self, _end, os.getpid(), self._process, self._connection)
-        self._channel = Channel(self._connection)
+        self._channel = frames.Channel(self._connection)
         self._requests = 0
         self._width: int | None = None  # length of an observation
         with contextlib.suppress(OSError):  # the first request reports a dead child
