@@ -152,60 +152,47 @@ def resumed_run(
     options, home = options or RunOptions(), _with_name(path)
     rewinds = options.rewinds and (home / RECORD).is_file()
     checkpoint = None if rewinds or _has_no_checkpoint(home) else open_checkpoint(home, warn)
-    if checkpoint is None:
-        config = _config_to_restart(home, rewinds, changes, overrides, dataset, warn)
-        options = replace(options, home=home)
+    before, data = _recorded(home, rewinds) if checkpoint is None else _saved(checkpoint)
+    config = with_data(before, changed_config(before, changes, overrides), data, dataset)
+    require_same_seed(before, config)
+    if checkpoint is not None:
+        _require_fit(checkpoint, before, config, given)
     else:
-        config = _config_to_continue(checkpoint, changes, overrides, dataset, given)
+        require_data(data, dataset, home)
+        options = replace(options, home=home)
+        if not rewinds:
+            changed = str(Changes(differences(before.to_dict(), config.to_dict())))
+            warn(f"{home}: ended before its first checkpoint; it starts again{changed and f' with {changed}'}")
     return spec_of(config).run_spec(
         config, checkpoint=checkpoint, dataset=dataset, given=given, options=options, **others
     )
 
 
-def _config_to_restart(
-    home: Path,
-    rewinds: bool,
-    changes: Mapping[str, Any] | None,
-    overrides: Sequence[str],
-    dataset: TransitionDataset | None,
-    warn: Callable[[str], None],
-) -> TrainConfig:
-    """The settings of a run that starts again in its folder."""
+def _recorded(home: Path, rewinds: bool) -> tuple[TrainConfig, Mapping[str, Any]]:
+    """The settings and data of a run that starts again in its folder."""
     record = read_run_record(home)
     if not rewinds:
         _require_no_results(home, record)
-    before = _config_of_run(home, record)
-    data = record.get("dataset", {})
-    config = with_data(before, changed_config(before, changes, overrides), data, dataset)
-    require_same_seed(before, config)
-    require_data(data, dataset, home)
-    changed = str(Changes(differences(before.to_dict(), config.to_dict())))
-    if not rewinds:
-        warn(f"{home}: ended before its first checkpoint; it starts again{changed and f' with {changed}'}")
-    return config
+    return _config_of_run(home, record), record.get("dataset", {})
 
 
-def _config_to_continue(
-    checkpoint: Checkpoint,
-    changes: Mapping[str, Any] | None,
-    overrides: Sequence[str],
-    dataset: TransitionDataset | None,
-    given: UserEnvironments | None,
-) -> TrainConfig:
-    """The settings of a run that resumes from `checkpoint`."""
+def _saved(checkpoint: Checkpoint) -> tuple[TrainConfig, Mapping[str, Any]]:
+    """The settings and data of a run that resumes from `checkpoint`."""
     if "optimizers" not in checkpoint.tensors:
         raise ConfigError(f"{checkpoint.path} holds a policy only; resume the run folder, or use init_from")
-    before = config_of(checkpoint)
-    data = checkpoint.records["dataset"]
-    config = with_data(before, changed_config(before, changes, overrides), data, dataset)
-    require_same_seed(before, config)
-    require_resumable(checkpoint, before, config)
-    discrete = spec_of(config).chosen(config.regime)[1].takes_discrete
-    if config.env_id is not None and (
-        difference := spaces_of(config, discrete=discrete, given=given).difference(spaces_from(checkpoint))
+    return config_of(checkpoint), checkpoint.records["dataset"]
+
+
+def _require_fit(
+    checkpoint: Checkpoint, before: TrainConfig, now: TrainConfig, given: UserEnvironments | None
+) -> None:
+    """Raise if the checkpoint of a run with the settings `before` cannot resume with the settings `now`."""
+    require_resumable(checkpoint, before, now)
+    discrete = spec_of(now).chosen(now.regime)[1].takes_discrete
+    if now.env_id is not None and (
+        difference := spaces_of(now, discrete=discrete, given=given).difference(spaces_from(checkpoint))
     ):
         raise CheckpointError(f"{checkpoint.path}: the environment's spaces have changed ({difference})")
-    return config
 
 
 def _has_no_checkpoint(home: Path) -> bool:
