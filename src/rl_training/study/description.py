@@ -37,7 +37,7 @@ from rl_training.runtime.online import OnlineConfig, require_updates
 from rl_training.settings import PathText, PositiveInt, Settings, at_home, list_as_tuple, seed_list
 from rl_training.spaces import SpaceSpec
 from rl_training.study.document import StudyDocument, plain_name
-from rl_training.study.plan import LONGEST_TIMEOUT, MOST_THREADS, described
+from rl_training.study.plan import LONGEST_TIMEOUT, MOST_THREADS, described, map_data_files
 
 Thing = TypeVar("Thing")
 MOST_TRIALS = 100_000
@@ -195,22 +195,15 @@ class Location:
         A file that is missing in `data` raises; without `data` its path stays.
         """
         moved = {} if self.device is None else {"device": self.device}
-        return {**values, **moved, "algo_kwargs": _below(self.data, values["algo_kwargs"])}
+        return {**values, **moved, "algo_kwargs": map_data_files(self._find, values["algo_kwargs"])}
 
-
-def _below(folder: Path | None, value: Any, name: str = "") -> Any:
-    if isinstance(value, Mapping):
-        return {key: _below(folder, item, key) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_below(folder, item, name) for item in value]
-    if name != "dataset_path" or not isinstance(value, str):
-        return value
-    path = (folder or Path.cwd()) / at_home(value)
-    if path.is_file():
-        return str(path)
-    if folder is None:
-        return value
-    raise ConfigError(f"{path}: no such file, which the study learns from", key="dataset_path")
+    def _find(self, place: str, given: str) -> str:
+        path = (self.data or Path.cwd()) / at_home(given)
+        if path.is_file():
+            return str(path)
+        if self.data is None:
+            return given
+        raise ConfigError(f"{path}: no such file, which the study learns from", key="dataset_path")
 
 
 def read_description(source: str | Path | Mapping[str, Any], location: Location | None = None) -> Description:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePath
@@ -60,15 +60,16 @@ def identity(settings: Mapping[str, Any]) -> dict[str, Any]:
     """
     fields = {name: value for name, value in settings.items() if name not in _HOW and name != "algo_kwargs"}
     added = _added_to(str(settings.get("algo")))
-    known, given = (
+    own, given = (
         {name: value for name, value in part.items() if name not in added or value != added[name]}
         for part in (fields, settings["algo_kwargs"])
     )
-    flat = known | {f"algo_kwargs.{name}": value for name, value in given.items()}
+    flat = own | {f"algo_kwargs.{name}": value for name, value in given.items()}
     if isinstance(stopping := flat.get(_EARLY_STOPPING), dict):
         removed = REMOVED_FROM_EARLY_STOPPING.items()
         flat[_EARLY_STOPPING] = {name: value for name, value in stopping.items() if (name, value) not in removed}
-    return {name: _without_folders(name, value) for name, value in flat.items()}
+    known: dict[str, Any] = map_data_files(lambda _, path: PurePath(path).name, flat)
+    return known
 
 
 def _added_to(algo: str) -> dict[str, Any]:
@@ -82,27 +83,20 @@ def left_out(algo: str) -> dict[str, Any]:
     return {name if name in fields else f"algo_kwargs.{name}": value for name, value in _added_to(algo).items()}
 
 
-def _without_folders(name: str, value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_folders(key, item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_folders(name, item) for item in value]
-    return PurePath(value).name if isinstance(value, str) and _names_a_file(name) else value
-
-
-def _names_a_file(place: str) -> bool:
-    return place.endswith("dataset_path")
-
-
-def data_files(value: Any, place: str = "") -> dict[str, str]:
-    """The paths of data files in settings, by dotted place."""
+def map_data_files(change: Callable[[str, str], Any], value: Any, place: str = "") -> Any:
+    """Settings with `change(dotted place, path)` in place of each path of a data file; tuples become lists."""
     if isinstance(value, Mapping):
-        parts = [data_files(item, f"{place}.{key}" if place else key) for key, item in value.items()]
-    elif isinstance(value, list | tuple):
-        parts = [data_files(item, f"{place}.{i}") for i, item in enumerate(value) if isinstance(item, Mapping)]
-    else:
-        return {place: value} if isinstance(value, str) and _names_a_file(place) else {}
-    return {name: path for part in parts for name, path in part.items()}
+        return {key: map_data_files(change, one, f"{place}.{key}" if place else key) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [map_data_files(change, one, f"{place}.{i}") for i, one in enumerate(value)]
+    return change(place, value) if isinstance(value, str) and place.endswith("dataset_path") else value
+
+
+def data_files(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The paths of data files in settings, by dotted place."""
+    found: dict[str, str] = {}
+    map_data_files(found.setdefault, settings)
+    return found
 
 
 def hash_of(known: Mapping[str, Any], contents: Mapping[str, str] | None = None) -> str:
