@@ -211,12 +211,11 @@ class Study:
         if by not in _MEASURES:
             raise ConfigError(f"by must be one of {', '.join(_MEASURES)}, got {by!r}")
         groups, scores = _scored(_of_task(self.frame(), task, "best"), metric, by)
-        complete = {key: score for key, score in scores.items() if score is not None}
-        if not complete:
+        if not scores:
             raise ConfigError(f"{self.folder}: no configuration has all its trials done with a {metric}")
-        found = (min if lowest else max)(complete, key=lambda key: complete[key])
-        missing = [groups[key][0]["settings"] for key, score in scores.items() if score is None]
-        return Best(groups[found][0]["settings"], complete[found], groups[found], missing)
+        found = (min if lowest else max)(scores, key=lambda key: scores[key])
+        missing = [group[0]["settings"] for key, group in groups.items() if key not in scores]
+        return Best(groups[found][0]["settings"], scores[found], groups[found], missing)
 
     def select(self, by: Literal["fqe", "return"] = "fqe", *, task: str | None = None, **options: Any) -> Selection:
         """Select one of the trials that are done, and its newest checkpoint.
@@ -247,12 +246,11 @@ class Study:
         if by == "fqe":
             return by_fqe(candidates, left_out, **options)
         groups, scores = _scored(records, RETURN, "iqm")
-        complete = {key: score for key, score in scores.items() if score is not None}
         found = by_return(
-            candidates, left_out, {one["trial"]: complete[key] for key in complete for one in groups[key]}
+            candidates, left_out, {one["trial"]: score for key, score in scores.items() for one in groups[key]}
         )
-        incomplete = [groups[key] for key in groups if key not in complete]
-        best = max(complete.values())
+        incomplete = [group for key, group in groups.items() if key not in scores]
+        best = max(scores.values())
         return replace(
             found,
             notes=tuple(text for group in incomplete for text in _left_out(group)),
@@ -284,16 +282,14 @@ def _environment(record: dict[str, Any]) -> str | None:
 
 def _scored(
     records: Sequence[dict[str, Any]], metric: str, by: By
-) -> tuple[dict[str, list[dict[str, Any]]], dict[str, float | None]]:
-    """The records of each configuration, and its score; None if not all its trials are done and have the metric."""
+) -> tuple[dict[str, list[dict[str, Any]]], dict[str, float]]:
+    """The records of each configuration, and the scores of those whose trials are all done and have the metric."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for record in records:
         groups.setdefault(record["hash"], []).append(record)
     values = {key: [record["metrics"].get(metric) for record in group] for key, group in groups.items()}
-    return groups, {
-        key: None if None in some else _MEASURES[by]([float(value) for value in some])
-        for key, some in values.items()
-    }
+    complete = {key: [float(value) for value in some] for key, some in values.items() if None not in some}
+    return groups, {key: _MEASURES[by](some) for key, some in complete.items()}
 
 
 def _left_out(group: Sequence[dict[str, Any]]) -> list[str]:
