@@ -155,12 +155,12 @@ def _newest(folder: Path) -> int:
 class Claim:
     """A group held by this worker until `release`; also a context manager."""
 
-    def __init__(self, path: Path, generation: int, handle: int, record: ClaimRecord, timeout: float) -> None:
+    def __init__(self, folder: Path, handle: int, record: ClaimRecord, timeout: float) -> None:
         self.record = record
-        self._folder, self._generation, self._handle = path.parent, generation, handle
+        self._folder, self._handle = folder, handle
         self._end = threading.Event()
         self._interval = timeout / _BEATS_PER_TIMEOUT
-        self._thread = threading.Thread(target=self._beat, name=f"claim {path.parent.name}", daemon=True)
+        self._thread = threading.Thread(target=self._beat, name=f"claim {folder.name}", daemon=True)
         self._thread.start()
 
     def _beat(self) -> None:
@@ -171,10 +171,10 @@ class Claim:
 
     def check(self) -> None:
         """Raise `ClaimLost` if the group belongs to another worker now."""
-        if (newest := _newest(self._folder)) != self._generation:
+        if (newest := _newest(self._folder)) != (own := self.record.generation):
             raise ClaimLost(
-                f"{self._folder.name} was given to another worker (claim {newest}, this is {self._generation}): "
-                "this one showed no sign of life for too long"
+                f"{self._folder.name} was given to another worker (claim {newest}, this is {own}): this one showed "
+                "no sign of life for too long"
             )
 
     def note_device_errors(self, count: int) -> None:
@@ -257,7 +257,7 @@ def take(
     except OSError:  # a full disk: the empty claim holds the group until it expires
         os.close(handle)
         raise
-    return Claim(path, generation, handle, record, timeout)
+    return Claim(path.parent, handle, record, timeout)
 
 
 def _require_no_link(study: Path, group: str) -> None:
