@@ -56,7 +56,6 @@ class CsvSink:
         self._columns = rows[0] if rows else list(_OWN_COLUMNS)
         self._last = rows[-1] if len(rows) > 1 else []
         self._rewrite(rows[1:])
-        self._file = path.open("a", newline="", encoding="utf-8")
 
     def truncate_after(
         self, step: int, rows: int | None = None, columns: Collection[str] | None = None
@@ -76,7 +75,6 @@ class CsvSink:
         kept = [[row[i] for i in used] for row in kept]
         self._last = kept[-1] if kept else []
         self._rewrite(kept)
-        self._file = self.path.open("a", newline="", encoding="utf-8")
         return _one_per_step(_row_of(self._columns, row) for row in kept)
 
     def write(self, step: int, seconds: float, values: Mapping[str, float]) -> None:
@@ -92,7 +90,6 @@ class CsvSink:
             self._file.close()
             rows = _complete_rows(self.path)[1:]
             self._rewrite([*(rows[:-1] if further else rows), self._last])
-            self._file = self.path.open("a", newline="", encoding="utf-8")
             return
         csv.writer(self._file, lineterminator="\n").writerow(self._last)
         self._file.flush()
@@ -104,11 +101,13 @@ class CsvSink:
         self._file.close()
 
     def _rewrite(self, rows: Iterable[list[str]]) -> None:
+        """Replace the file, and open the new one for appending."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(self._columns)
         writer.writerows([*row, *[""] * (len(self._columns) - len(row))] for row in rows)
         replace_atomically(self.path, text.getvalue().encode(), self._fence)
+        self._file = self.path.open("a", newline="", encoding="utf-8")
 
 
 def _row_of(columns: list[str], cells: list[str]) -> Row:
@@ -338,7 +337,7 @@ class MetricsLog:
         timeout: float = 10.0,
     ) -> None:
         """`warn` is called for each dropped sink. `rows`, `last`: row count and last row of a resumed run."""
-        self._rows = rows
+        self.rows = rows
         self._last = last
         self._pending: Row | None = None
         self._warn, self._queue_size = warn, queue_size
@@ -350,17 +349,12 @@ class MetricsLog:
         """Add a logger; `backlog`: the rows that the checkpoint of a resumed run covers."""
         self._workers.append(_LoggerWorker(logger, facts, backlog, self._warn, self._queue_size))
 
-    @property
-    def rows(self) -> int:
-        """Number of rows."""
-        return self._rows
-
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Add to the row of `step`, which is written by `settle` or when another step is logged."""
         row = Row(step, time.time(), {name: float(value) for name, value in values.items()})
         if self._last is None or self._last.step != step:
             self.settle()
-            self._rows += 1
+            self.rows += 1
             self._last = self._pending = row
             return
         self._last = self._last.completed(row)
