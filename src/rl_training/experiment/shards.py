@@ -8,7 +8,7 @@ deleting one does not affect others.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -88,12 +88,7 @@ class RowsInfo:
 
         The newest `amended` rows of `old` count as written.
         """
-        if old is None or (old.capacity, old.width, old.dtype, old.shard_rows) != (
-            self.capacity,
-            self.width,
-            self.dtype,
-            self.shard_rows,
-        ):
+        if old is None or replace(old, filled=self.filled, added=self.added) != self:
             return set()
         since = max(old.added - amended, 0)
         written = self.added - since
