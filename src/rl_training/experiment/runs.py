@@ -119,34 +119,15 @@ class RunDirectory:
     """
 
     def __init__(self, path: Path, fence: files.Fence = files.unfenced) -> None:
-        self.path = path
-        self.fence = fence
+        self.path, self.fence = path, fence
+        self.checkpoints = path / "checkpoints"
+        self.best = path / "best"  # has the best checkpoint: best/step_…
+        self.earlier_best = path / EARLIER_BEST  # numbered folders: the best checkpoints in earlier environments
+        self.tensorboard, self.metrics_csv = path / "tb", path / "metrics.csv"
         self.machine_changes: list[str] = []
         self.status_before: str | None = None
         self._lock: int | None = None
         self._record: dict[str, Any] = {}
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def best(self) -> Path:
-        """Parent folder of the best checkpoint: `best/step_…`."""
-        return self.path / "best"
-
-    @property
-    def earlier_best(self) -> Path:
-        """Parent of numbered folders with the best checkpoints in the run's earlier environments."""
-        return self.path / EARLIER_BEST
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.path / "tb"
-
-    @property
-    def metrics_csv(self) -> Path:
-        return self.path / "metrics.csv"
 
     @property
     def record(self) -> dict[str, Any]:
