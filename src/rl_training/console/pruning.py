@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Literal
 
 from rl_training.errors import CheckpointError, ConfigError
-from rl_training.experiment.manifest import verify_checkpoint
+from rl_training.experiment.manifest import is_valid
 from rl_training.experiment.retention import discard, latest_valid, list_checkpoints, sweep
-from rl_training.experiment.runs import RECORD, lock_run, note_pruned, read_run_record
+from rl_training.experiment.runs import DONE, RECORD, lock_run, note_pruned, read_run_record
 from rl_training.platforms import space_on_disk
 
 Keep = Literal["best", "last"]
-_DONE = ("finished", "stopped")
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ def prune_run(run: Path, keep: Keep, *, force: bool = False) -> Pruned:
     Only a finished or stopped run is pruned without `force`.
     """
     status = read_run_record(run)["status"]
-    if status not in _DONE and not force:
+    if status not in DONE and not force:
         return Pruned(run, 0, f"skipped: it is {status} and may still be resumed; --force prunes it anyway")
     with lock_run(run):
         checkpoints = list_checkpoints(run / "checkpoints")
@@ -65,21 +64,13 @@ def prune_run(run: Path, keep: Keep, *, force: bool = False) -> Pruned:
 
 def _kept(run: Path, keep: Keep) -> list[Path]:
     """Checkpoints to keep: those of `best/`, and the newest valid one if `keep` is last or `best/` is empty."""
-    best = [path for path in list_checkpoints(run / "best") if _is_valid(path)]
+    best = [path for path in list_checkpoints(run / "best") if is_valid(path)]
     if keep == "best" and best:
         return best
     try:
         return [latest_valid(run / "checkpoints")[0], *best]
     except CheckpointError:
         return []
-
-
-def _is_valid(path: Path) -> bool:
-    try:
-        verify_checkpoint(path)
-    except CheckpointError:
-        return False
-    return True
 
 
 def _bytes_freed(folders: Iterable[Path]) -> int:

@@ -172,3 +172,12 @@ def verify_checkpoint(folder: Path, *, trust_shared: bool = False) -> Manifest:
         if not (trust_shared and path.lstat().st_nlink > 1):
             check_hash(folder, name, entry)
     return manifest
+
+
+def is_valid(folder: Path, *, trust_shared: bool = False) -> bool:
+    """Whether `verify_checkpoint` finds no damage."""
+    try:
+        verify_checkpoint(folder, trust_shared=trust_shared)
+    except CheckpointError:
+        return False
+    return True

@@ -12,7 +12,7 @@ from pathlib import Path
 from rl_training.errors import CheckpointError
 from rl_training.experiment import files
 from rl_training.experiment.gallery import published
-from rl_training.experiment.manifest import MANIFEST, verify_checkpoint
+from rl_training.experiment.manifest import MANIFEST, is_valid, verify_checkpoint
 
 # `.old` marks a checkpoint that is being replaced by a new one of the same step; it is valid until it is deleted.
 _STEP = re.compile(r"step_([0-9]{1,18})(\.old)?")
@@ -127,20 +127,12 @@ def prune(parent: Path, keep: int, *, spare: int | None = None) -> list[Path]:
         raise ValueError(f"keep must be >= 1, got {keep}")
     newest_first = list_checkpoints(parent)[::-1]
     kept, old = newest_first[:keep], [path for path in newest_first[keep:] if step_of(path) != spare]
-    if old and not any(_is_valid(path) for path in kept):
-        valid = next((path for path in old if _is_valid(path)), None)
+    if old and not any(is_valid(path, trust_shared=True) for path in kept):
+        valid = next((path for path in old if is_valid(path, trust_shared=True)), None)
         old = [path for path in old if path != valid] if valid else []
     for path in old:
         discard(path)
     return old
-
-
-def _is_valid(path: Path) -> bool:
-    try:
-        verify_checkpoint(path, trust_shared=True)
-    except CheckpointError:
-        return False
-    return True
 
 
 def discard(folder: Path) -> None:

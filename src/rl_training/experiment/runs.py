@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 RECORD = "run.json"
 CONFIG = "config.yaml"
 RESOLVED = "config.resolved.yaml"
+DONE = ("finished", "stopped")
+"""the statuses of a run that has ended as it should"""
 _ATTEMPTS = 1_000
 # Fields that this package reads; all others are for people.
 _RECORD_TYPES: dict[str, Any] = {
@@ -281,7 +283,7 @@ def end_of(record: Mapping[str, Any], unknown: int) -> int | None:
 
     `unknown` is returned for records of older versions, which do not contain the step.
     """
-    if record["status"] not in ("finished", "stopped", "failed", "diverged"):
+    if record["status"] not in (*DONE, "failed", "diverged"):
         return None
     step = record.get("ended_at")
     return step if isinstance(step, int) else unknown
@@ -291,7 +293,7 @@ def results_of(path: Path, record: Mapping[str, Any]) -> str:
     """Why a run without checkpoints still has results, in words; empty if it has none."""
     if record.get("pruned"):
         return "its checkpoints were deleted"
-    if record["status"] in ("finished", "stopped"):
+    if record["status"] in DONE:
         return f"it is {record['status']}"
     if list_checkpoints(path / "best"):
         return "it has a best policy"

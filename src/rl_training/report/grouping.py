@@ -12,15 +12,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import PurePath
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 from rl_training.errors import ConfigError, nearest
 from rl_training.experiment.config import TrainConfig
-from rl_training.report.reading import Reading, Run
+from rl_training.report.reading import ENDED, Reading, Run
 from rl_training.study.plan import described, short
 
 By = Literal["settings", "path", "tags"]
-BY = ("settings", "path", "tags")
 Score = Literal["last", "best"]
 # Settings that do not make another method: those runs are grouped by, and those of evaluation and logging.
 _IGNORED = TrainConfig.affecting("watching") | {"algo", "env_id", "algo_kwargs.eval_interval"}
@@ -36,7 +35,6 @@ _PREPARATION = {
 _NEXT_ACTIONS = frozenset({"rebrac"})
 # The file of every Minari data set, in the folder `data` of that data set.
 _MINARI_FILE = "main_data.hdf5"
-_ENDED = ("finished", "stopped", "diverged")
 _MOST_WORDS = 60  # characters of settings in the name of a method
 
 
@@ -301,7 +299,7 @@ def _select_runs(cell: Cell, selection: Selection) -> list[Trouble]:
     texts = {id(run.settings): text_of(_own_settings(run)) for run in cell.others}
     same = {run: (run.seed, run.algo, texts[id(run.settings)]) for run in cell.others}
     newest: dict[tuple[int | None, str, str], Run] = {}
-    for run in sorted(cell.others, key=lambda run: (len(run.curve) > 0, run.status in _ENDED, run.created or 0.0)):
+    for run in sorted(cell.others, key=lambda run: (len(run.curve) > 0, run.status in ENDED, run.created or 0.0)):
         newest[same[run]] = run
     for run in cell.others:
         again = newest[same[run]] is not run and run.seed is not None
@@ -334,7 +332,7 @@ def _assess(run: Run, selection: Selection) -> tuple[bool, str, str]:
         return not problem, run.status, problem
     if run.status == "diverged":
         return True, "diverged", f"counts with its evaluations up to step {run.curve.steps[-1]:,.0f}{cause}"
-    if run.status not in _ENDED:
+    if run.status not in ENDED:
         total = run.settings.get("total_timesteps")
         of = f" of {total:,}" if isinstance(total, int) else ""
         seen = f", last seen {_moment(run.updated)}" if run.status == "running" and run.updated else ""
@@ -383,7 +381,6 @@ def check_known(option: str, given: Iterable[str], known: Iterable[str]) -> None
 
 
 def checked_by(value: str) -> By:
-    for name in BY:
-        if value == name:
-            return name  # type: ignore[return-value]
-    raise ConfigError(f"by must be one of {', '.join(BY)}, got {value!r}", key="by")
+    if value not in get_args(By):
+        raise ConfigError(f"by must be one of {', '.join(get_args(By))}, got {value!r}", key="by")
+    return cast("By", value)

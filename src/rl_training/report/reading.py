@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.experiment.files import MAX_JSON_BYTES
-from rl_training.experiment.runs import RECORD, RESOLVED, parse_run_record
+from rl_training.experiment.runs import DONE, RECORD, RESOLVED, parse_run_record
 from rl_training.experiment.strict_yaml import read_dumped
 from rl_training.platforms import process_exists
 from rl_training.report.logs import Curve, Log, read_log
@@ -29,6 +29,8 @@ from rl_training.study.trials import Failure, failure_name, parse_failure
 
 METRICS = "metrics.csv"
 RETURN = "eval_return_mean"
+ENDED = (*DONE, "diverged")
+"""the statuses of a run that has ended by itself, with results"""
 _LARGEST_FILE = MAX_JSON_BYTES
 # Control characters except tab and line breaks, lone surrogates, and characters that change the text direction.
 _UNPRINTABLE = re.compile(
@@ -278,7 +280,7 @@ class _Reader:
         status, cause = record["status"], record.get("cause") or record.get("stop_reason")
         if status == "running" and _process_ended(record):
             status = "interrupted"
-        if source.failure is not None and status not in ("finished", "stopped", "diverged"):
+        if source.failure is not None and status not in ENDED:
             status, cause = "failed", source.failure.message
         ended = record.get("ended_at") if record["status"] != "running" else None
         updates = [log.time, _timestamp(record.get("updated"))]

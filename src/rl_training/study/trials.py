@@ -12,12 +12,11 @@ from typing import Any
 
 from rl_training.errors import DatasetError, DiskFullError, RLTrainingError, device_error, one_line
 from rl_training.experiment import files
-from rl_training.experiment.runs import read_run_record
+from rl_training.experiment.runs import DONE, read_run_record
 from rl_training.settings import at_home
 from rl_training.study.plan import RUNS, Plan, Trial, data_files
 
 FAILURES = "failures"
-_DONE = ("finished", "stopped")
 _USAGE = 2
 # Usage and configuration, checkpoint and data, divergence: a second attempt would fail in the same way.
 NEVER_RETRIED = (_USAGE, 3, 4)
@@ -67,7 +66,7 @@ def record_of(home: Path) -> dict[str, Any]:
 
 
 def is_done(record: Mapping[str, Any]) -> bool:
-    return record.get("status") in _DONE
+    return record.get("status") in DONE
 
 
 def is_open(study: Path, trial: Trial) -> bool:
