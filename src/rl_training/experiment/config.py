@@ -27,8 +27,9 @@ from rl_training.experiment.config_values import (
     underscored,
     wrapper_list,
 )
+from rl_training.experiment.files import os_errors
 from rl_training.experiment.loggers import known_loggers
-from rl_training.experiment.strict_yaml import dump_yaml, explain, parse_yaml
+from rl_training.experiment.strict_yaml import dump_yaml, explain, parse_yaml, read_text
 from rl_training.settings import (
     ByteSize,
     NonNegativeInt,
@@ -247,13 +248,9 @@ def _read_source(source: str | Path) -> tuple[str, str, str | None]:
     config is used, with a note.
     """
     path = Path(at_home(str(source)))
-    try:
+    with os_errors(f"{source}: cannot be read"):
         if path.is_file():
-            return path.read_text(encoding="utf-8"), str(source), None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{source}: not UTF-8 text (byte {error.start}); is this a config file?") from None
-    except OSError as error:
-        raise ConfigError(f"{source}: cannot be read: {error.strerror}") from None
+            return read_text(path, str(source), "a config file"), str(source), None
     names, checkout = packaged_configs(), _CHECKOUT.fullmatch(path.as_posix())
     note = None
     if checkout is not None and (packaged := _packaged_name(checkout[1])) in names:

@@ -11,11 +11,13 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from rl_training.errors import ConfigError
+from rl_training.experiment.files import os_errors
 
 MAX_CHARACTERS = 1_000_000
 MAX_DEPTH = 40
@@ -170,6 +172,15 @@ def parse_yaml(text: str, place: str, *, loader: Any = yaml.SafeLoader) -> Docum
     except yaml.reader.ReaderError as error:
         line_number = text.count("\n", 0, error.position) + 1
         raise ConfigError(f"{place}:{line_number}: character {error.character!r} is not allowed") from None
+
+
+def read_text(path: Path, place: str, what: str) -> str:
+    """The text of a file; errors start with `place` and ask whether it is `what` it should be."""
+    try:
+        with os_errors(f"{place}: cannot be read"):
+            return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{place}: not UTF-8 text (byte {error.start}); is this {what}?") from None
 
 
 def read_dumped(text: str, place: str) -> Any:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.errors import ConfigError
-from rl_training.experiment.strict_yaml import dump_yaml, explain, parse_yaml
+from rl_training.experiment.strict_yaml import dump_yaml, explain, parse_yaml, read_text
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 
@@ -39,7 +39,8 @@ class StudyDocument:
             text, place, stem, folder = dump_yaml(dict(source)), kind, str(source.get("name", kind)), None
         else:
             path = Path(source).expanduser()
-            text, place, stem, folder = _read_text(path, str(source), kind), str(source), path.stem, path.parent
+            text = read_text(path, str(source), f"the file of a {kind}")
+            place, stem, folder = str(source), path.stem, path.parent
         document = parse_yaml(text, place)
         if not isinstance(document.value, dict):
             raise ConfigError(f"{place}: a {kind} is a mapping with {keys}")
@@ -65,12 +66,3 @@ class StudyDocument:
             yield
         except ConfigError as error:
             raise explain(error, self.place, self.lines, {}) from None
-
-
-def _read_text(path: Path, place: str, kind: str) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{place}: not UTF-8 text (byte {error.start}); is this the file of a {kind}?") from None
-    except OSError as error:
-        raise ConfigError(f"{place}: cannot be read: {error.strerror}") from None
