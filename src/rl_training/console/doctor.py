@@ -18,10 +18,11 @@ import torch
 
 from rl_training.environments.filming import NO_BACKEND, drawing_backend, has_display
 from rl_training.environments.mujoco_batch import batch_class, supports
-from rl_training.experiment.files import package_version, write_durably
+from rl_training.experiment.files import write_durably
 from rl_training.memory import available_cores, available_memory, busy_note, human_bytes
 from rl_training.ogbench import PREFIX, registered_id
 from rl_training.platforms import lock
+from rl_training.version import __version__
 
 State = Literal["ok", "note", "broken"]
 
@@ -71,7 +72,7 @@ def examine(output_dir: Path = Path("runs")) -> list[Finding]:
 
 def versions() -> Iterator[Finding]:
     """Versions of this package, Python, and the packages that every run imports."""
-    yield Finding("ok", "rl_training", package_version())
+    yield Finding("ok", "rl_training", __version__)
     yield Finding("ok", "python", f"{platform.python_version()} ({sys.executable})")
     for package in _CORE:
         yield Finding("ok", package, metadata.version(package))

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.errors import ClaimLost, ConfigError, RLTrainingError
-from rl_training.version import __version__
 
 MAX_JSON_BYTES = 256 * 2**20
 _MOST_DIGITS = 300
@@ -37,11 +36,6 @@ def unfenced() -> None:
 
 failpoint: Callable[[str], None] = _no_failure
 """Called with `before|after write|fsync|rename|link <name>`; tests replace it to fail at that point."""
-
-
-def package_version() -> str:
-    """The version of the running code, installed or in a source tree."""
-    return __version__
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from typing import Any
 from rl_training.errors import CheckpointError
 from rl_training.experiment import files
 from rl_training.experiment.shards import RowsInfo
+from rl_training.version import __version__
 
 FORMAT = 1
 KIND = "rl_training.checkpoint"
@@ -52,7 +53,7 @@ class Manifest:
         body: dict[str, Any] = {
             "kind": KIND,
             "format": FORMAT,
-            "package_version": files.package_version(),
+            "package_version": __version__,
             "step": self.step,
             "files": {name: asdict(entry) for name, entry in self.files.items()},
             "rows": None if self.rows is None else asdict(self.rows),

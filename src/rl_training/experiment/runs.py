@@ -31,6 +31,7 @@ from rl_training.experiment import files
 from rl_training.experiment.retention import EARLIER_BEST, list_checkpoints
 from rl_training.experiment.strict_yaml import dump_yaml
 from rl_training.platforms import flags, lock
+from rl_training.version import __version__
 
 if TYPE_CHECKING:
     from rl_training.experiment.config import TrainConfig
@@ -97,7 +98,7 @@ def machine_record() -> dict[str, Any]:
     """What bit-exact results of a CPU run depend on: versions, instruction set, threads."""
     import torch  # imported late: reading run folders does not need it
 
-    versions = {"python": platform.python_version(), "rl_training": files.package_version()}
+    versions = {"python": platform.python_version(), "rl_training": __version__}
     return {
         "versions": versions | _package_versions(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),

@@ -28,6 +28,7 @@ from rl_training.export.parity import Parity, check, noise_for
 from rl_training.export.program import npz_bytes, pack, program_of
 from rl_training.observation_spaces import layout
 from rl_training.runtime.loading import LoadedPolicy, load_policy, open_checkpoint
+from rl_training.version import __version__
 
 FORMAT = 1
 RUNNER = "policy_runner.py"
@@ -73,10 +74,8 @@ def export_checkpoint(
     except ExportError as error:
         raise ExportError(f"{target}: {error}") from None
     tests = _test_vectors(loaded, observations, parity, sampled)
-    try:
+    with files.os_errors(f"{target}: cannot be written"):
         written = _publish(target, data, record, _entry(data, parity, observations, target.suffix), tests)
-    except OSError as error:
-        raise ConfigError(f"{target}: cannot be written: {error.strerror or error}") from None
     return Exported(
         target, written, len(data), parity.largest, parity.allowed, parity.rows, observations.source, record
     )
@@ -107,8 +106,7 @@ def _build(
         data = npz_bytes(steps, record)
         return data, check(_numpy_runner(data), loaded, observations, sampled=sampled)
     description = {"policy": files.encode_json(record).decode(), **_metadata(record)}
-    version = files.package_version()
-    data = onnx_bytes(steps, loaded.spaces, sampled=sampled, metadata=description, version=version)
+    data = onnx_bytes(steps, loaded.spaces, sampled=sampled, metadata=description, version=__version__)
     return data, check(onnx_runner(data), loaded, observations, sampled=sampled)
 
 
@@ -168,7 +166,7 @@ def _metadata(record: Mapping[str, Any]) -> dict[str, str]:
 def _entry(data: bytes, parity: Parity, observations: Observations, suffix: str) -> dict[str, Any]:
     """The entry of one file in policy.json."""
     packages = ("torch", "numpy", *(("onnx", "onnxruntime") if suffix == ".onnx" else ()))
-    versions = {"rl-training": files.package_version(), "python": platform.python_version()}
+    versions = {"rl-training": __version__, "python": platform.python_version()}
     return {
         "bytes": len(data),
         "sha256": FileEntry.of(data).sha256,

@@ -21,7 +21,6 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from rl_training.display.text import number
-from rl_training.experiment.files import package_version
 from rl_training.report import figures
 from rl_training.report.curves import AXES
 from rl_training.report.facts import bases
@@ -29,6 +28,7 @@ from rl_training.report.rendering import inline, rendered, svg_with_seeds, witho
 from rl_training.report.statistics import CONFIDENCE, EXPANDED, METHOD, POWER, seeds_needed
 from rl_training.report.summary import MOST_SHOWN, Summary
 from rl_training.report.tables import Table, tables, text_of, words_of
+from rl_training.version import __version__
 
 _MOST_EFFECTS = 12
 _TYPES = {"csv": "text/csv", "md": "text/markdown", "tex": "application/x-tex"}
@@ -200,7 +200,7 @@ def render(summary: Summary, title: str) -> str:
         expanded=EXPANDED == METHOD,
         confidence=f"{CONFIDENCE * 100:g} %",
         power=f"{POWER * 100:g} %",
-        version=package_version(),
+        version=__version__,
         text_of=text_of,
         number=number,
         json_text=lambda value: json.dumps(value, ensure_ascii=False),

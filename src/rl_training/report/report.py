@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from rl_training.display.text import plain_data
 from rl_training.errors import ConfigError, nearest
-from rl_training.experiment.files import package_version, replace_atomically
+from rl_training.experiment.files import os_errors, replace_atomically
 from rl_training.experiment.metric_names import METRICS, tag_of
 from rl_training.report import figures as drawing
 from rl_training.report.curves import Axis
@@ -25,6 +25,7 @@ from rl_training.report.page import pictures, render
 from rl_training.report.reading import RETURN, Reading, read_runs
 from rl_training.report.summary import Options, Summary, summarise
 from rl_training.report.tables import Table, tables
+from rl_training.version import __version__
 
 SCHEMA = 1
 _MOST_NAMED = 3
@@ -42,12 +43,10 @@ class Report:
         if path.suffix.lower() not in (".html", ".htm"):
             raise ConfigError(f"{path}: a report is an .html file")
         page, numbers = self.html().encode(), self.json().encode()
-        try:
+        with os_errors(f"{path}: cannot be written"):
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_atomically(path, page)
             replace_atomically(path.with_suffix(".json"), numbers)
-        except OSError as error:
-            raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from None
         return path
 
     def html(self) -> str:
@@ -64,7 +63,7 @@ class Report:
         record = {
             "kind": "rl_training.report",
             "schema": SCHEMA,
-            "rl_training": package_version(),
+            "rl_training": __version__,
             "title": self.title,
             "metric": summary.reading.metric,
             "options": summary.options,
