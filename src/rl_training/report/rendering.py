@@ -10,10 +10,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from rl_training.errors import ConfigError
+from rl_training.experiment.files import os_errors
 from rl_training.report.figures import INK, SEED, style
 
-FORMATS = ("svg", "pdf", "png")
 _METADATA: dict[str, dict[str, Any]] = {
     "svg": dict.fromkeys(("Creator", "Date", "Format", "Type")),
     "pdf": {"Creator": "rl_training", "Producer": None, "CreationDate": None},
@@ -70,13 +69,9 @@ def inline(svg: str, words: str) -> str:
 
 
 def save_figure(figure: Figure, path: Path, *, seeds: bool = False) -> None:
-    """Write a figure to a file; the suffix determines the format."""
+    """Write a figure to a file; the suffix, .svg, .pdf or .png, determines the format."""
     kind = path.suffix.lower().removeprefix(".")
-    if kind not in FORMATS:
-        raise ConfigError(f"{path}: a figure is an .svg, .pdf or .png file")
     data = _saved(figure, kind, path.stem) if seeds else rendered(figure, kind, path.stem)
-    try:
+    with os_errors(f"{path}: cannot be written"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from None
