@@ -57,36 +57,18 @@ class Picture:
         return [_link(self.name, "svg", svg, "image/svg+xml"), _link(self.name, "pdf", pdf, "application/pdf")]
 
 
-@dataclass(frozen=True)
-class PageTable:
-    """A table of the page, with download links."""
+def _page_table(whole: Table) -> dict[str, Any]:
+    """A table as the page shows it, with download links of the whole table.
 
-    whole: Table
-
-    @cached_property
-    def _slim(self) -> tuple[Table, list[tuple[str, str]]]:
-        return self.whole.slim() if self.whole.name == "compared" else (self.whole, [])
-
-    @property
-    def table(self) -> Table:
-        return self._slim[0]
-
-    @cached_property
-    def kinds(self) -> list[str]:
-        """CSS class of each column: numbers, short texts, others."""
-        table = self.table
-        columns = range(len(table.columns))
-        return ["n" if table.is_number(i) else "t" if table.is_short(i) else "" for i in columns]
-
-    @property
-    def same(self) -> list[tuple[str, str]]:
-        """Columns with the same value in every row, which are shown once."""
-        return self._slim[1]
-
-    @property
-    def links(self) -> list[tuple[str, str, str]]:
-        texts = {"csv": self.whole.csv(), "md": self.whole.markdown(), "tex": self.whole.latex()}
-        return [_link(self.whole.name, kind, text.encode(), _TYPES[kind]) for kind, text in texts.items()]
+    `same` are the columns with the same value in every row, which are shown once. `kinds` are the CSS classes of
+    the others: numbers, short texts, longer texts.
+    """
+    table, same = whole.slim() if whole.name == "compared" else (whole, [])
+    columns = range(len(table.columns))
+    kinds = ["n" if table.is_number(i) else "t" if table.is_short(i) else "" for i in columns]
+    texts = {"csv": whole.csv(), "md": whole.markdown(), "tex": whole.latex()}
+    links = [_link(whole.name, kind, text.encode(), _TYPES[kind]) for kind, text in texts.items()]
+    return {"table": table, "same": same, "kinds": kinds, "links": links}
 
 
 def _link(name: str, kind: str, data: bytes, of: str) -> tuple[str, str, str]:
@@ -189,7 +171,7 @@ def render(summary: Summary, title: str) -> str:
         title=title,
         summary=summary,
         metric=words_of(summary.reading.metric),
-        tables={name: PageTable(table) for name, table in tables(summary).items()},
+        tables={name: _page_table(table) for name, table in tables(summary).items()},
         pictures=drawn,
         verdicts=verdicts(summary),
         bases=bases(summary.groups),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -243,19 +243,8 @@ def _troubles(summary: Summary) -> Table:
     return Table("troubles", "Failed, diverged, unfinished, missing", ("run", "is", "because", "effect"), rows)
 
 
-_MAKERS: tuple[Callable[[Summary], Table], ...] = (
-    _overall,
-    _by_task,
-    _pairs,
-    _effects,
-    _facts,
-    _runs,
-    _scales,
-    _troubles,
-)
-
-
 def tables(summary: Summary) -> dict[str, Table]:
     """All tables that have rows, by name."""
-    found = (make(summary) for make in _MAKERS)
+    makers = (_overall, _by_task, _pairs, _effects, _facts, _runs, _scales, _troubles)
+    found = (make(summary) for make in makers)
     return {table.name: table for table in found if table.rows}
