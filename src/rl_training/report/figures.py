@@ -30,7 +30,6 @@ SEED = "seed"
 """prefix of the ids of single seeds, which the page shows on demand"""
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C", "#A6761D")
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)))
-_MARKERS = "osD^vPX*"
 _STYLE: dict[str, Any] = {
     "axes.edgecolor": INK,
     "axes.facecolor": "none",
@@ -122,11 +121,17 @@ def _legend(figure: Figure) -> None:
     figure.legend(list(handles.values()), labels, loc="outside lower center", ncols=columns, fontsize="small")
 
 
+@contextmanager
+def _panel(height: float) -> Iterator[tuple[Figure, Axes]]:
+    """A new figure of one panel, as wide as a column of the page, in our style."""
+    with style():
+        figure = Figure(figsize=(_WIDTH, height))
+        yield figure, figure.add_subplot()
+
+
 def curves(summary: Summary, task: str, axis: Axis = "steps", *, seeds: bool = True) -> Figure:
     """Plot the IQM and interval of every method shown, and each seed as a thin line."""
-    with style():
-        figure = Figure(figsize=(_WIDTH, 3.2))
-        axes = figure.add_subplot()
+    with _panel(3.2) as (figure, axes):
         draw_curves(axes, summary, task, axis, seeds=seeds)
         _legend(figure)
     return figure
@@ -213,9 +218,7 @@ def intervals(summary: Summary, task: str) -> Figure:
     """Plot the IQM and interval of each method on a task, with a tick for every seed."""
     methods = [method for method in summary.shown[task] if (method, task) in summary.results]
     labels = [label(summary, method) for method in methods]
-    with style():
-        figure = Figure(figsize=(_WIDTH, 0.9 + _height(labels)))
-        axes = figure.add_subplot()
+    with _panel(0.9 + _height(labels)) as (figure, axes):
         found = [(colour(summary, m), summary.results[m, task].chosen) for m in methods]
         _dots(axes, [(text, *rest) for text, rest in zip(labels, found)])
         for index, method in enumerate(methods):
@@ -252,9 +255,7 @@ def overall(summary: Summary) -> Figure:
 def profile(summary: Summary) -> Figure:
     """Plot performance profiles: the share of runs above each score."""
     methods = summary.shown[None]
-    with style():
-        figure = Figure(figsize=(_WIDTH, 3.2))
-        axes = figure.add_subplot()
+    with _panel(3.2) as (figure, axes):
         for method in methods:
             found = summary.overall[method].profile
             line = _line(summary, method)
@@ -275,9 +276,7 @@ def profile(summary: Summary) -> Figure:
 
 def improvement(summary: Summary, pairs: Sequence[Pair], where: str = "over all tasks") -> Figure:
     """Plot the probability that the first method of each pair beats the second."""
-    with style():
-        figure = Figure(figsize=(_WIDTH, 0.9 + min(0.34, 6.0 / len(pairs)) * len(pairs)))
-        axes = figure.add_subplot()
+    with _panel(0.9 + min(0.34, 6.0 / len(pairs)) * len(pairs)) as (figure, axes):
         names = [f"{_key(summary, p.first)} > {_key(summary, p.second)}" for p in pairs]
         rows = [(text, colour(summary, p.first), p.probability) for text, p in zip(names, pairs)]
         _dots(axes, rows)
@@ -290,9 +289,7 @@ def improvement(summary: Summary, pairs: Sequence[Pair], where: str = "over all 
 
 def effect(one: Effect, metric: str) -> Figure:
     """Plot results against the values of a setting: every run, IQM and interval."""
-    with style():
-        figure = Figure(figsize=(_WIDTH, 2.7))
-        axes = figure.add_subplot()
+    with _panel(2.7) as (figure, axes):
         x = _positions(axes, one)
         for place, values in zip(x, one.results):
             axes.plot(np.full(len(values), place), values, "o", color=_COLOURS[5], markersize=3, alpha=0.6)
