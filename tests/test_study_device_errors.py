@@ -18,7 +18,7 @@ from rl_training.runs.session import Session
 from rl_training.study import Study, worker_pool
 from rl_training.study.claims import read_claim
 from rl_training.study.plan import read_plan
-from rl_training.study.trials import Failure
+from rl_training.study.trials import Failure, failure_of
 from rl_training.study.worker import work
 from rl_training.study.worker_pool import LocalPool
 from tests.reliability.processes import fork_for_spawn
@@ -94,6 +94,11 @@ def with_cause(error: Exception, cause: Exception) -> Exception:
 )
 def test_errors_after_which_a_process_cannot_use_its_gpu(error: Exception, found: str | None) -> None:
     assert device_error(error) == found
+
+
+def test_a_trial_whose_error_is_its_own_cause_has_failed() -> None:
+    error = ValueError("no")
+    assert failure_of(with_cause(error, error)) == Failure(1, "ValueError: no")
 
 
 def test_the_worker_exits_and_the_next_resumes_the_trial_from_its_checkpoint(

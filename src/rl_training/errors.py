@@ -9,7 +9,7 @@ import difflib
 import functools
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Self, TypeVar
 
 M = TypeVar("M", bound=Callable[..., Any])
@@ -224,14 +224,20 @@ def device_error(error: BaseException | None) -> str | None:
 
     It may be among the causes of `error`. The other lines of torch's messages are advice on debugging.
     """
-    seen = set[int]()
-    while error is not None and id(error) not in seen:  # `raise error from error` is its own cause
-        seen.add(id(error))
-        line = str(error).partition("\n")[0] if isinstance(error, RuntimeError) else ""
+    for one in with_causes(error):
+        line = str(one).partition("\n")[0] if isinstance(one, RuntimeError) else ""
         if _DEVICE_ERROR.search(line) and not _HARMLESS.search(line):
             return one_line(line)
-        error = error.__cause__ or error.__context__
     return None
+
+
+def with_causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and its causes, each once: `raise error from error` is its own cause."""
+    seen = set[int]()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def cause_of(error: BaseException) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rl_training.errors import DatasetError, DiskFullError, RLTrainingError, device_error, one_line
+from rl_training.errors import DatasetError, DiskFullError, RLTrainingError, device_error, one_line, with_causes
 from rl_training.experiment import files
 from rl_training.experiment.runs import DONE, read_run_record
 from rl_training.settings import at_home
@@ -34,7 +34,7 @@ class Failure:
 
 def failure_of(error: Exception) -> Failure:
     """The failure of a trial that was ended by an exception."""
-    if _is_full_disk(error):
+    if any(_is_full_disk(one) for one in with_causes(error)):
         return Failure(FULL_DISK, one_line(error))
     if (message := device_error(error)) is not None:
         return Failure(1, message)
@@ -45,13 +45,8 @@ def failure_of(error: Exception) -> Failure:
     return Failure(1, f"{type(error).__name__}: {one_line(error)}")
 
 
-def _is_full_disk(error: BaseException | None) -> bool:
-    """Whether an error, or one in its chain of causes, is that the disk has no room."""
-    while error is not None:
-        if isinstance(error, DiskFullError) or (isinstance(error, OSError) and error.errno in files.NO_ROOM):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+def _is_full_disk(error: BaseException) -> bool:
+    return isinstance(error, DiskFullError) or (isinstance(error, OSError) and error.errno in files.NO_ROOM)
 
 
 def home_of(study: Path, trial: Trial) -> Path:
