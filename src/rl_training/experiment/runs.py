@@ -30,7 +30,7 @@ from rl_training.errors import CheckpointError, ConfigError, RunInUse
 from rl_training.experiment import files
 from rl_training.experiment.retention import EARLIER_BEST, list_checkpoints
 from rl_training.experiment.strict_yaml import dump_yaml
-from rl_training.platforms import flags, lock
+from rl_training.platforms import after_fork, flags, lock
 from rl_training.version import __version__
 
 if TYPE_CHECKING:
@@ -65,8 +65,7 @@ def _close_inherited_locks() -> None:
     _held.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_close_inherited_locks)
+after_fork(_close_inherited_locks)
 
 
 def _now() -> str:
