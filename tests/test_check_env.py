@@ -167,3 +167,17 @@ def test_the_command() -> None:
         cli.main, ["check-env", "Pendulum-v1", "--set", "wrappers=[{TimeLimit: {max_episode_steps: 9}}]"]
     )
     assert "ok  time limit  9 steps" in changed.stdout
+
+
+@pytest.mark.parametrize(("own", "wrapper", "text"), [(None, 500, "200"), (None, 50, "50"), (-1, 500, "500")])
+def test_the_smaller_of_two_time_limits_is_told(own: int | None, wrapper: int, text: str) -> None:
+    """A wrapper does not extend the limit that `gymnasium.make` has applied."""
+    config = TrainConfig(
+        algo="sac",
+        env_id="Pendulum-v1",
+        total_timesteps=1,
+        env_kwargs={} if own is None else {"max_episode_steps": own},
+        wrappers=[{"TimeLimit": {"max_episode_steps": wrapper}}],
+    )
+    told = [check.text for check in check_environment(config) if check.subject == "time limit"]
+    assert told == [f"{text} steps"]

@@ -258,9 +258,13 @@ def require_valid(env: Any, name: str, *, discrete: bool | None = None) -> Space
 
 
 def time_limit(config: EnvSettings, given: UserEnvironments | None = None) -> int | None:
-    """The time limit in steps that the configured environment declares; None if it declares none."""
-    if (limit := time_limit_of(config.wrappers)) is not None:
-        return limit
+    """The time limit in steps that the configured environment or a wrapper declares; None if none does."""
+    limits = time_limit_of(config.wrappers), _own_time_limit(config, given)
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _own_time_limit(config: EnvSettings, given: UserEnvironments | None) -> int | None:
+    """The time limit without wrappers."""
     if given is not None and given.env is not None:
         return given.env.time_limit
     if config.env_id is None:
