@@ -216,6 +216,13 @@ def test_a_vector_environment(tmp_path: Path) -> None:
     assert model.learn(60, progress_bar=False).metrics["global_step"] == 60
 
 
+def test_a_vector_environment_of_one_object_is_refused() -> None:
+    env = Point()
+    for make in (lambda: env, lambda: gym.wrappers.TimeLimit(env, 9)):
+        with pytest.raises(ConfigError, match=r"^SyncVectorEnv: several of its environments are one object"):
+            SAC(gym.vector.SyncVectorEnv([make, make]))
+
+
 def test_a_callable_that_makes_something_else(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"lambda could not be made .* it made a int, not a gymnasium\.Env"):
         SAC(lambda: 3, **tiny(tmp_path, eval_episodes=0)).learn(20, progress_bar=False)  # type: ignore[arg-type, return-value]

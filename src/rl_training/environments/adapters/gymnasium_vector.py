@@ -36,6 +36,13 @@ class VectorEnvAdapter(Adapter):
             raise ConfigError(
                 f"{self.name}: its autoreset mode NEXT_STEP cannot be turned into transitions; {_REMEDY}"
             )
+        if isinstance(env.unwrapped, SyncVectorEnv):
+            parts = [one.unwrapped for one in env.unwrapped.envs]
+            if len({id(part) for part in parts}) < len(parts):
+                raise ConfigError(
+                    f"{self.name}: several of its environments are one object and would share its episodes; its "
+                    "functions must make a new one on each call"
+                )
         super().__init__(
             env,
             observation_space=flat_box(
