@@ -77,6 +77,22 @@ def test_success_is_that_of_the_last_step(key: str, at_end: bool, environments: 
     assert metrics["eval_success_rate"] == pytest.approx(np.mean(successes))
 
 
+class OnlyIfSolved(gym.Wrapper[Any, Any, Any, Any]):
+    """Reports a success, but no failure."""
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        *answer, info = super().step(action)
+        return *answer, {key: value for key, value in info.items() if value}  # type: ignore[return-value]
+
+
+def test_an_episode_that_reports_nothing_is_no_success(tmp_path: Path) -> None:
+    """If others report it. Otherwise the rate would be 1 or missing, and never in between."""
+    reports, wrappers = {"reports": "success", "at_end": True}, [f"{__name__}:OnlyIfSolved"]
+    config = tiny("sac", tmp_path, env_id=SCRIPTED, env_kwargs=reports, wrappers=wrappers, allow_import=True)
+    played = Evaluator(config, spaces_of(config)).play(policy_of(config), 12)
+    assert played.episodes()["successes"] == [float(length % 2) for length in expected(12)[1]]
+
+
 def test_no_environment_is_stepped_more_than_its_episodes_need(tmp_path: Path, monkeypatch: Any) -> None:
     steps = []
     step = gym.Wrapper.step

@@ -42,7 +42,7 @@ class PlayInterrupted(Exception):
 class Played:
     """Returns and lengths of episodes 0 … n-1; `cut` of them were truncated at the bound.
 
-    `successes`: whether the last step of each reported success; None if the environment does not report it.
+    `successes`: whether the last step of each reported success; None if no episode reported whether it succeeded.
     """
 
     returns: NDArray[np.float64]  # [n]
@@ -238,7 +238,7 @@ def _play(
         playing[done] += width
         new = [i for i in done if playing[i] < episodes]
         active = [i for i in active if playing[i] < episodes]
-    return Played(returns, lengths, cut, None if np.isnan(successes).any() else successes)
+    return Played(returns, lengths, cut, None if np.isnan(successes).all() else np.nan_to_num(successes))
 
 
 def _place(episode: int) -> tuple[int, int]:
