@@ -250,9 +250,6 @@ class _SinkWorker(_Worker):
     def wait_flushed(self) -> None:
         self.wait(self._timeout)
 
-    def cover(self, step: int) -> None:
-        pass
-
     def close(self, status: str) -> None:
         self.submit(self._sink.flush)
         self.submit(self._sink.close)
@@ -298,9 +295,6 @@ class _LoggerWorker(_Worker):
         if not self._logger.only_covered:
             self.submit(self._logger.flush)
 
-    def wait_flushed(self) -> None:
-        pass
-
     def cover(self, step: int) -> None:
         done = [row for row in self._held if row.step < step]
         self._held = self._held[len(done) :]
@@ -341,13 +335,16 @@ class MetricsLog:
         self._last = last
         self._pending: Row | None = None
         self._warn, self._queue_size = warn, queue_size
-        self._workers: list[_SinkWorker | _LoggerWorker] = [
-            _SinkWorker(sink, warn, queue_size, timeout) for sink in sinks
-        ]
+        self._sinks = [_SinkWorker(sink, warn, queue_size, timeout) for sink in sinks]
+        self._loggers: list[_LoggerWorker] = []
+
+    @property
+    def _workers(self) -> list[_SinkWorker | _LoggerWorker]:
+        return [*self._sinks, *self._loggers]
 
     def add(self, logger: Logger, facts: RunFacts, backlog: Iterable[Row] = ()) -> None:
         """Add a logger; `backlog`: the rows that the checkpoint of a resumed run covers."""
-        self._workers.append(_LoggerWorker(logger, facts, backlog, self._warn, self._queue_size))
+        self._loggers.append(_LoggerWorker(logger, facts, backlog, self._warn, self._queue_size))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Add to the row of `step`, which is written by `settle` or when another step is logged."""
@@ -376,13 +373,13 @@ class MetricsLog:
         self.settle()
         for worker in self._workers:
             worker.flush()
-        for worker in self._workers:
-            worker.wait_flushed()
+        for sink in self._sinks:
+            sink.wait_flushed()
 
     def cover(self, step: int) -> None:
         """Called after a checkpoint of `step`: rows flushed before it will not be logged again."""
-        for worker in self._workers:
-            worker.cover(step)
+        for logger in self._loggers:
+            logger.cover(step)
 
     def close(self, status: str = "finished") -> None:
         self.settle()
