@@ -52,6 +52,9 @@ class Steps:
     truncated: NDArray[np.bool_]  # [n]
     success: NDArray[np.float64] | None = None  # [n], NaN where it is not reported; None if nowhere
 
+    def __len__(self) -> int:
+        return len(self.rewards)
+
     def part(self, rows: slice) -> Steps:
         """The answers of some of the environments."""
         success = None if self.success is None else self.success[rows]

@@ -233,7 +233,10 @@ class Offline(DataRegime):
         return fit_offline(session, self.own_updater, updates=self.total_updates)
 
     def callbacks(self) -> list[Callback]:
-        """The validation, and the check of cloning weights if the data have returns-to-go of single steps."""
+        """The validation, and the check of cloning weights.
+
+        The check needs a learner that has such weights, and data with returns-to-go of single steps.
+        """
         found: list[Callback] = []
         interval = self.spec.resolved[ControlConfig].eval_interval
         if self.validation is not None and interval is not None:
