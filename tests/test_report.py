@@ -473,6 +473,18 @@ def test_weights_of_a_mixture_tell_methods_apart(tmp_path: Path) -> None:
     assert results[more, "Pendulum-v1, a + b"].values.tolist() == [5.0, 5.0]
 
 
+def test_prior_data_of_one_name_tell_methods_apart(tmp_path: Path) -> None:
+    """The settings of a run have the name of its file without the folder."""
+    for seed, (folder, mark) in enumerate([("medium", "aa"), ("other/medium", "aa"), ("expert", "bb")]):
+        settings = settings_of("rlpd", buffer_capacity=9, dataset_path=f"{folder}/log.npz")
+        data = {"name": f"{folder}/log.npz", **FEWER, "raw_rows": 10, "raw_fingerprint": mark}
+        write_run(tmp_path / str(seed), [1.0 + seed], seed=seed, settings=settings, dataset=data)
+    results = report.read(tmp_path).summary.results
+    assert results["rlpd (data=aa)", "Pendulum-v1"].values.tolist() == [1.0, 2.0]
+    assert results["rlpd (data=bb)", "Pendulum-v1"].values.tolist() == [3.0]
+    assert report.read(tmp_path / "0", tmp_path / "1").summary.methods == ("rlpd",)
+
+
 def test_data_are_called_by_their_files(tmp_path: Path) -> None:
     mixed = "/a/hopper-medium.npz + /a/b.c/hopper-expert.hdf5"
     assert data_name(mixed) == "hopper-medium + hopper-expert"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import Any, Literal, NamedTuple, cast, get_args
@@ -107,17 +107,18 @@ class Groups:
 
 def group(reading: Reading, selection: Selection) -> Groups:
     """Group runs into methods and tasks."""
-    tasks = tasks_of(reading.runs)
-    varying = _varying(reading.runs, tasks)
-    varied = {run: _chosen(_own_settings(run), varying.get(run.algo, ())) for run in reading.runs}
-    labels = _labels((run.algo, varied[run]) for run in reading.runs)
-    folders = _folders(run.given for run in reading.runs)
+    runs = _with_prior_data(reading.runs)
+    tasks = tasks_of(runs)
+    varying = _varying(runs, tasks)
+    varied = {run: _chosen(_own_settings(run), varying.get(run.algo, ())) for run in runs}
+    labels = _labels((run.algo, varied[run]) for run in runs)
+    folders = _folders(run.given for run in runs)
     cells: dict[tuple[str, str], Cell] = {}
     changes: dict[str, Mapping[str, Any]] = {}
     algos: dict[str, str] = {}
     env_ids: dict[str, str | None] = {}
     found: dict[str, None] = {}
-    for run in reading.runs:
+    for run in runs:
         name = {
             "settings": labels[run.algo, text_of(varied[run])],
             "path": f"{folders[run.given]}: {run.algo}",
@@ -186,6 +187,25 @@ def tasks_of(runs: Iterable[Run]) -> dict[Run, str]:
         for run in sharing:
             found[run] += f", {data}" + (f" [{_contents(run).fingerprint}]" if several else "")
     return found
+
+
+def _with_prior_data(runs: Iterable[Run]) -> list[Run]:
+    """The runs; the fingerprint of prior data is a setting if data of the same name have different contents."""
+    of_data: dict[tuple[str, str | None, str], list[Run]] = {}
+    for run in runs:
+        if run.dataset and not is_offline(run):
+            place = run.algo, run.env_id, data_name(str(run.dataset.get("name")))
+            of_data.setdefault(place, []).append(run)
+    marks = {
+        run: _contents(run).fingerprint
+        for several in of_data.values()
+        if _other_contents(several)
+        for run in several
+    }
+    made: dict[tuple[int, str], dict[str, Any]] = {}  # runs that differ only in their seed share their settings
+    for run, mark in marks.items():
+        made.setdefault((id(run.settings), mark), {**run.settings, "algo_kwargs.data": mark})
+    return [replace(run, settings=made[id(run.settings), marks[run]]) if run in marks else run for run in runs]
 
 
 class _Contents(NamedTuple):
