@@ -166,6 +166,27 @@ def test_other_data_are_named_and_recorded(tmp_path: Path, capfd: pytest.Capture
     assert record["inexact"][0].startswith("step 30: the data have changed: ")
 
 
+def test_other_weights_of_a_mixture_are_recorded(tmp_path: Path) -> None:
+    """The fingerprint of the data does not depend on them; neither weights nor rows depend on the folder."""
+    bounds = {"action_low": [-9.0, -9.0], "action_high": [9.0, 9.0]}
+    files = [save_npz(tmp_path / f"{seed}.npz", episodes(seed=seed)) for seed in (0, 1)]
+    moved = [*files[:1], save_npz(tmp_path / "moved.npz", episodes(seed=1))]
+
+    def mixed(paths: list[Path], weight: float) -> list[dict[str, Any]]:
+        return [{"dataset_path": str(path), "weight": given} for path, given in zip(paths, (1.0, weight))]
+
+    changed = "settings have changed: algo_kwargs.datasets.weight [1.0, 1.0] -> [1.0, 3.0]"
+    for weight, inexact in ((1.0, None), (3.0, [f"step 30: {changed}"])):
+        kwargs = bounds | {"dataset_kind": None, "datasets": mixed(files, 1.0)}
+        folder = tmp_path / f"{weight:g}"
+        run = interrupted(tiny("td3_bc", folder, env_id=None, kwargs=kwargs, eval_episodes=0), 30)
+        before = read_checkpoint(find_checkpoint(run)).records["config"]["algo_kwargs"]
+        resume(run, changes={"algo_kwargs": before | {"datasets": mixed(moved, weight)}})
+        record = run_record(run)
+        assert record["exact_resume"] is (inexact is None)
+        assert record.get("inexact") == inexact
+
+
 def test_a_population_names_a_change_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     from rl_training.experiment.manager import ExperimentManager
 

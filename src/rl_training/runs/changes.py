@@ -15,8 +15,10 @@ _AFFECTS_SCORES = ("env_kwargs", "wrappers", "eval_max_steps")
 _ENVIRONMENT = ("env_id", "eval_env", *_AFFECTS_SCORES)
 # Settings that do not affect the run.
 _HIDDEN = ("allow_import", "given_envs", "plugin")
-# Keys of `algo_kwargs` that do not affect the result of an update; data are compared by their fingerprint.
+# Keys of `algo_kwargs` that do not affect the result of an update; data are compared by their fingerprint, on which
+# the weights of a mixture have no effect.
 _HARMLESS = ("eval_interval", "early_stopping", "max_hours", "max_updates", "max_epochs", "dataset")
+_MIXTURE = "algo_kwargs.datasets"
 _UNSET = "unset"
 _MAX_LENGTH = 60
 
@@ -40,6 +42,8 @@ class Changes:
         harmless = tuple(f"algo_kwargs.{name}" for name in _HARMLESS)
         computing = self._below("algo_kwargs", "acceleration", "tf32", "bf16")
         computed = {name: pair for name, pair in computing.items() if not name.startswith(harmless)}
+        old, new = (_weights(parts) for parts in computing.get(_MIXTURE, ((), ())))
+        computed |= {f"{_MIXTURE}.weight": (old, new)} if old != new else {}
         return [*found, f"settings have changed: {_format(computed)}"] if computed else found
 
     def _below(self, *tops: str) -> dict[str, tuple[Any, Any]]:
@@ -58,6 +62,11 @@ def _iterate_differences(old: Any, new: Any, place: str = "") -> Iterator[tuple[
             yield from _iterate_differences(old.get(key, _UNSET), new.get(key, _UNSET), below)
     elif old != new:
         yield place, old, new
+
+
+def _weights(parts: Any) -> list[Any]:
+    """The weights of a mixture; empty without one."""
+    return [part.get("weight") for part in parts] if isinstance(parts, list | tuple) else []
 
 
 def _format(settings: Mapping[str, tuple[Any, Any]]) -> str:
