@@ -18,7 +18,7 @@ from rl_training.errors import ConfigError, DatasetError
 from rl_training.experiment.checkpointing import read_checkpoint
 from rl_training.experiment.runs import amend_record
 from rl_training.runs.callbacks import Callback
-from rl_training.runs.session import Session
+from rl_training.runs.session import Session, TrainResult
 from rl_training.runtime.offline import _build_offline_dataset, _infer_env_spaces, collect_random
 from rl_training.runtime.workflows import predict_checkpoint
 from rl_training.spaces import SpaceSpec
@@ -111,6 +111,21 @@ def test_data_for_another_environment_are_refused(tmp_path: Path) -> None:
     ):
         train(tiny("bc", tmp_path / "runs"), dataset=identity_data())
     assert not (tmp_path / "runs").exists()
+
+
+def test_settings_that_contradict_the_actions_of_data_in_memory_are_refused(tmp_path: Path) -> None:
+    """As for a file: otherwise the policy would leave the bounds that its settings have."""
+
+    def learned(low: float, high: float) -> TrainResult:
+        kwargs = {"action_low": [low], "action_high": [high]}
+        return train(
+            tiny("bc", tmp_path / "runs", env_id=None, total_timesteps=5, kwargs=kwargs), dataset=identity_data()
+        )
+
+    with pytest.raises(DatasetError, match=r"its actions are \[-2..1.5\], but .* has \[-1..1\]"):
+        learned(-1.0, 1.0)
+    assert not (tmp_path / "runs").exists()
+    assert learned(-2.0, 1.5).metrics["dataset_size"] == 200
 
 
 @pytest.mark.parametrize("algo", mostly_slow(OFFLINE, "bc", "iql", "td3_bc"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,8 @@ def _build_offline_dataset(
         env = config.env_id
         if spaces is not None and (difference := given.spaces.difference(spaces, "the data have", f"{env} has")):
             raise ConfigError(f"dataset: its spaces differ from {env}'s ({difference})")
+        some = replace(given, rows=given.rows[:1], episode_ends=given.episode_ends[:0], action_probs=None)
+        section.with_bounds(some.columns())  # raises if they contradict those of the data
         return section.transform(given.as_raw()).with_extras(extras)
     return load_dataset(
         section,
