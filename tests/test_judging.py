@@ -195,6 +195,15 @@ def test_held_out_episodes_are_those_of_training(home: Path) -> None:
     assert found.best.values == same.best.values
 
 
+def test_rows_of_several_steps_are_refused(home: Path) -> None:
+    """Their rewards are sums, which returns of episodes would count several times."""
+    rows = TransitionDataset.load(home / "logs.npz").with_n_step(3, 0.99)
+    with pytest.raises(
+        DatasetError, match="rows of 3 steps cannot be evaluated on; use the data before with_n_step"
+    ):
+        rl_training.ope(runs(home), rows, **SMALL)
+
+
 def test_a_policy_that_acts_unlike_the_data_is_named(home: Path) -> None:
     """Actions that all but vanish in the log are compared with those of policies that learned from full ones."""
     data = Linear().data(20)

@@ -15,7 +15,7 @@ from rl_training.data.columns import Columns
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.formats import read_columns
 from rl_training.data.validation import declared_spaces
-from rl_training.errors import ConfigError
+from rl_training.errors import ConfigError, DatasetError
 from rl_training.experience.fqe_data import acts
 from rl_training.experiment.config import TrainConfig
 from rl_training.models.policies import Policy
@@ -60,6 +60,9 @@ def load_data(place: Data, found: Sequence[Candidate]) -> TransitionDataset:
     """Load the data; a file that does not declare its spaces gets those of the policies."""
     if isinstance(place, TransitionDataset):
         dataset = place
+        if dataset.n_step > 1:
+            steps = f"rows of {dataset.n_step} steps"
+            raise DatasetError(f"{dataset.name}: {steps} cannot be evaluated on; use the data before with_n_step")
     else:
         with read_columns(at_home(os.fspath(place))) as columns:
             dataset = TransitionDataset.from_columns(columns, spaces=_spaces_for(columns, found[0]))
