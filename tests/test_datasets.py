@@ -182,6 +182,9 @@ def test_top_fraction_keeps_whole_episodes_by_discounted_return():
     assert two.rows[:, 0].tolist() == [0, 1, 2, 3]
     assert two.episode_ends.tolist() == [1, 3]
     assert len(result.top_fraction(0.01)) == 2  # never empty
+    ten = line_world([1] * 10, terminals=[1] * 10, timeouts=[0] * 10)
+    assert [len(ten.top_fraction(fraction)) for fraction in (0.1, 0.29, 0.7)] == [1, 2, 7]
+    assert len(line_world([1] * 90, terminals=[1] * 90, timeouts=[0] * 90).top_fraction(0.7)) == 63
     assert "best 1 of 3 episodes" in best.notes
 
 

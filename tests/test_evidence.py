@@ -257,7 +257,7 @@ def test_the_clock_stops_and_a_signal_from_elsewhere_is_none_of_its() -> None:
         ("flash-v4", 5, 25),
         ("flashsac-precision", 2, 10),
         ("sac-td3-v4", 16, 160),
-        ("sac-v4", 4, 40),
+        ("sac-v4", 5, 50),
         ("weights", 24, 240),
     ],
 )

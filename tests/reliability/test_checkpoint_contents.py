@@ -78,15 +78,16 @@ def parts_of(checkpoint: Checkpoint) -> dict[str, tuple[str, str]]:
     return parts
 
 
-def nudged(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy in which every number is a little larger, or, of a generator's state, some draws were made."""
+def nudged(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    """A copy with every number a little larger, a count by 1; or, of a generator's state, some draws were made."""
     changed = tensor.clone()
     if changed.dtype == torch.uint8:
         generator = torch.Generator()
         generator.set_state(changed)
         torch.rand(3, generator=generator)
         return generator.get_state()
-    return changed + 1 / 64 if changed.is_floating_point() else changed ^ 1
+    step = 1 if name == "scaling.count" else 1 / 64
+    return changed + step if changed.is_floating_point() else changed ^ 1
 
 
 def end_with(broken: Path, changed: Checkpoint, folder: Path) -> TrainResult:
@@ -118,7 +119,7 @@ def test_changing_any_part_changes_the_end(algo: str, tmp_path: Path) -> None:
     unnoticed = []
     for number, (part, (group, name)) in enumerate(parts_of(checkpoint).items()):
         tensors = {**checkpoint.tensors, group: {**checkpoint.tensors[group]}}
-        tensors[group][name] = nudged(tensors[group][name])
+        tensors[group][name] = nudged(tensors[group][name], name)
         changed = dataclasses.replace(checkpoint, tensors=tensors)
         end = fingerprint(end_with(broken, changed, tmp_path / str(number)).checkpoint_path)
         moved = [key for key in end if end[key] != same[key] and key != f"{group}/{name}"]

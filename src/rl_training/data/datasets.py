@@ -294,7 +294,7 @@ class TransitionDataset:
         if fraction == 1:
             return self
         returns = self.episode_returns(RANKING_DISCOUNT)
-        keep = max(1, int(fraction * len(returns)))
+        keep = max(1, int(fraction * len(returns) + 1e-9))  # 0.7 · 90 is 62.99…
         best = np.sort(np.argsort(-returns, kind="stable")[:keep])
         return self.of_episodes(best, f"best {keep} of {len(returns)} episodes", in_place=in_place)
 
