@@ -530,7 +530,7 @@ def test_reference_returns_are_for_returns(tmp_path: Path) -> None:
     scale = lengths.scales["Hopper-v5"]
     assert scale is not None
     assert (scale.low, scale.high) == (100.0, 200.0)
-    with pytest.raises(ConfigError, match="eval_length_mean is no return"):
+    with pytest.raises(ConfigError, match="eval_length_mean is not a return"):
         report.read(tmp_path, metric="eval_length_mean", normalize="d4rl")
     for name in ("eval_return_mean", "eval/mean_reward"):
         scale = report.read(tmp_path, metric=name).summary.scales["Hopper-v5"]

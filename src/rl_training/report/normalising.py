@@ -54,7 +54,7 @@ def scale_of(
     if known is not None:
         return Scale(*known, "D4RL's reference returns of a random and an expert policy (its v2 tasks)")
     if normalize == "d4rl":
-        lacks = f"{task} has no reference returns" if is_return else f"{metric} is no return"
+        lacks = f"{task} has no reference returns" if is_return else f"{metric} is not a return"
         raise ConfigError(f"normalize d4rl: {lacks}; pass references", key="normalize")
     values = [float(value) for result in results for value in result]
     if not values or not min(values) < max(values):
