@@ -19,6 +19,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from rl_training.cli import main
+from rl_training.console.tuning import _row as show_row
 from rl_training.errors import CheckpointError, ConfigError, DivergedError, MissingDependencyError, RLTrainingError
 from rl_training.experiment import files
 from rl_training.experiment.strict_yaml import dump_yaml
@@ -29,6 +30,7 @@ from rl_training.study.space import Choices, Range
 from rl_training.study.study import Study
 from rl_training.study.tuning import Tuning, TuningResult
 from rl_training.study.tuning_file import TuningDescription
+from rl_training.study.tuning_record import Outcome, TrialResult
 from tests.bare import Bare
 from tests.reliability.processes import Child, command, wait_for
 from tests.runs import mostly_slow
@@ -469,6 +471,13 @@ def test_the_command_shows_base_best_and_loss(tmp_path: Path, instant: list[tupl
     assert lines[3].startswith("best found")
     assert lines[4].startswith("best confirmed")
     assert shown.stdout.count("seed 0: the loss is NaN") == failed
+
+
+def test_the_loss_is_the_difference_of_the_two_columns_before_it() -> None:
+    """From four seeds on, a value is an interquartile mean."""
+    one = TrialResult(values=(5.0, 5.0, 5.0, 5.0), confirmed=Outcome((0.0, 2.0, 4.0, 90.0)))
+    _, _, _, found, fresh, loss = show_row("base", one)
+    assert (found, fresh.split(" ")[0], loss) == ("5.00", "3.00", "2.00")
 
 
 def test_the_command_refuses_with_one_line_and_2(tmp_path: Path) -> None:

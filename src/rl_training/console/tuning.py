@@ -66,10 +66,10 @@ def _settings(one: TrialResult) -> str:
 
 
 def _fresh(confirmed: Outcome | None) -> str:
-    """Mean and standard deviation over the fresh seeds."""
+    """Value and standard deviation over the fresh seeds."""
     if confirmed is None:
         return "-"
-    if confirmed.mean is None:
+    if confirmed.value is None:
         return "failed"
     spread = "" if confirmed.std is None else f" ± {decimal(confirmed.std)}"
-    return f"{decimal(confirmed.mean)}{spread} ({len(confirmed.values)} seeds)"
+    return f"{decimal(confirmed.value)}{spread} ({len(confirmed.values)} seeds)"
