@@ -256,8 +256,9 @@ def test_the_clock_stops_and_a_signal_from_elsewhere_is_none_of_its() -> None:
         ("sac-halfcheetah", 1, 5),
         ("flash-v4", 5, 25),
         ("flashsac-precision", 2, 10),
+        ("sac-rate", 1, 5),
         ("sac-td3-v4", 16, 160),
-        ("sac-v4", 5, 50),
+        ("sac-v4", 4, 40),
         ("weights", 24, 240),
     ],
 )
