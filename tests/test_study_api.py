@@ -18,7 +18,7 @@ from rl_training.experiment.strict_yaml import dump_yaml
 from rl_training.study import Study
 from rl_training.study.claims import Owner, take
 from rl_training.study.plan import read_plan
-from rl_training.study.study import _of_task, iqm
+from rl_training.study.study import TrialWatcher, _of_task, iqm
 from rl_training.study.trials import Failure, note_failure
 from tests.bare import Bare
 from tests.studies import homes, study_in, tiny_study
@@ -189,6 +189,17 @@ def test_status_tells_who_works_on_what(tmp_path: Path) -> None:
     assert "tiny: 1 running, 1 waiting, 1 failed" in shown
     assert f"{plan.trials[0].name}  {Owner.me().host}" in shown
     assert command("status", made.folder).stdout.startswith("tiny: 2 waiting, 1 failed\n")
+
+
+def test_trials_that_end_right_after_a_look_are_printed_at_the_end(tmp_path: Path) -> None:
+    made, said = study_in(tmp_path, seeds=[0]), list[str]()
+    (trial,) = made.plan().trials
+    with TrialWatcher(made.folder, said.append) as watch:
+        watch()
+        note_failure(made.folder, trial, Failure(4, "the loss is NaN"))
+        watch()
+        assert said == []
+    assert said == [f"1/1 failed: {trial.name}: the loss is NaN (exit code 4)"]
 
 
 def test_time_left_is_known_from_what_is_done(tmp_path: Path) -> None:

@@ -108,14 +108,14 @@ def _train(study: Study, plan: Plan, workers: int, results: _Results) -> None:
     """Train missing runs in separate processes, which can be stopped while they compile."""
     reopen_failed(study.folder, plan, NEVER_RETRIED, only=(FULL_DISK,))
     print(f"{plan.name}: {len(plan.trials)} trials in {study.folder}", flush=True)
-    ended = TrialWatcher(study.folder, lambda text: print(text, flush=True))
+    with TrialWatcher(study.folder, lambda text: print(text, flush=True)) as ended:
 
-    def watch() -> None:
-        ended()
-        results.update()
+        def watch() -> None:
+            ended()
+            results.update()
 
-    if waiting := study.status().counts["waiting"]:
-        LocalPool(study.folder, plan, min(workers, waiting)).run(watch)
+        if waiting := study.status().counts["waiting"]:
+            LocalPool(study.folder, plan, min(workers, waiting)).run(watch)
     results.write()
 
 

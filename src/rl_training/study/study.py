@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from rl_training.errors import ConfigError, RLTrainingError, one_line
 from rl_training.settings import at_home
@@ -149,7 +149,8 @@ class Study:
         from rl_training.study.worker_pool import LocalPool
 
         pool = LocalPool(self.folder, plan, workers, [str(gpu) for gpu in gpus], allow_import=allow_import)
-        pool.run(TrialWatcher(self.folder, say))
+        with TrialWatcher(self.folder, say) as watch:
+            pool.run(watch)
 
     def _run_on_ray(
         self, address: str, workers: int | None, gpus: bool, retry_failed: bool, allow_import: bool, say: Say
@@ -167,7 +168,8 @@ class Study:
                 if waiting:
                     size = min(workers or room, waiting)
                     pool = RayPool(cluster.ray, folder, plan, size, needs, allow_import=allow_import, say=say)
-                    pool.run(TrialWatcher(folder, say))
+                    with TrialWatcher(folder, say) as watch:
+                        pool.run(watch)
 
             return self._until_over(plan, work, retry_failed, say)
 
@@ -316,7 +318,10 @@ def _better_so_far(group: Sequence[dict[str, Any]], metric: str, best: float) ->
 
 
 class TrialWatcher:
-    """Each call prints the trials that have ended since the last one, at most once per `_POLL` seconds."""
+    """Each call prints the trials that have ended since the last one, at most once per `_POLL` seconds.
+
+    As a context manager it prints the remaining ones at the end.
+    """
 
     def __init__(self, folder: Path, say: Say) -> None:
         self._folder, self._say = folder, say
@@ -324,10 +329,18 @@ class TrialWatcher:
         self._reported = {one.trial.name for one in read_status(folder, self._known).trials if _is_over(one)}
         self._next = 0.0
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._report()
+
     def __call__(self) -> None:
-        if time.monotonic() < self._next:
-            return
-        self._next = time.monotonic() + _POLL
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + _POLL
+            self._report()
+
+    def _report(self) -> None:
         status = read_status(self._folder, self._known)
         for one in status.trials:
             if _is_over(one) and one.trial.name not in self._reported:
