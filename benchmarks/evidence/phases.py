@@ -27,7 +27,7 @@ def fine_tuning(groups: Groups) -> list[str]:
         lowest, last = [float(np.min(values)) for values in after], [float(values[-1]) for values in after]
         any_before |= bool(before)
         seeds = ranges(run.seed for run in runs if run.seed is not None)
-        rows.append([method, task, seeds, _told(before), _told(lowest), _told(last), _last(runs)])
+        rows.append([method, task, seeds, _spread(before), _spread(lowest), _spread(last), _last(runs)])
     header = ["", "", "seeds", "before", "lowest", "last", "last at step"]
     words = (
         "Evaluations during training, mean ± standard deviation over seeds: the last one on data alone, the lowest "
@@ -36,7 +36,7 @@ def fine_tuning(groups: Groups) -> list[str]:
     return [f"## Before and after\n\n{words}\n\n{report.table(header, rows)}"] if any_before else []
 
 
-def _told(values: Sequence[float]) -> str:
+def _spread(values: Sequence[float]) -> str:
     return report.spread(values) if values else "–"
 
 

@@ -92,7 +92,7 @@ class Flattening:
     def unstacked(self, obs: Any) -> list[Any] | None:
         """The observations of a batch as vector environments return it; None for other values.
 
-        It is a dictionary of batches, or whole numbers `[B]` of a `Discrete` space. (Flat vectors are no integers.)
+        It is a dictionary of batches, or whole numbers `[B]` of a `Discrete` space. Flat vectors have floats.
         """
         if self.description["kind"] == "Discrete":
             states = np.asarray(obs) if isinstance(obs, np.ndarray | list | tuple) else None

@@ -295,8 +295,10 @@ def _chosen(settings: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
 
 
 def _own_settings(run: Run) -> dict[str, Any]:
-    """The settings that may tell two methods apart: without those of the task, which includes the files of a
-    mixture, but not their weights."""
+    """The settings in which two methods may differ.
+
+    Those of the task are left out. The files of a mixture belong to the task, their weights do not.
+    """
     own = {key: value for key, value in run.settings.items() if key not in _IGNORED}
     if not is_offline(run):
         return own
