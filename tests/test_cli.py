@@ -385,6 +385,21 @@ def test_predict_samples_when_asked(trained: tuple[Path, Result]) -> None:
     assert len(draws) == 3
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["evaluate", "gallery/td3", "--episodes", 1],
+        ["record", "gallery/td3", "-o", "film.mp4"],
+        ["predict", "gallery/td3", "--obs", "1,0,0"],
+        ["dataset", "collect", "--policy", "gallery/td3", "--env", "Pendulum-v1", "--size", 10, "-o", "rows.npz"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_deterministic_policy_cannot_be_sampled(words: list[object], tiny: Path) -> None:
+    result = run("--quiet", *words, "--stochastic")
+    fails(result, 2, "--stochastic: the policy of td3 is deterministic; leave it out")
+
+
 # Resuming.
 
 

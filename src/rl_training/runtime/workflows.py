@@ -35,6 +35,7 @@ def play_checkpoint(
     num_episodes: int | None = None,
     *,
     deterministic: bool | None = None,
+    stochastic: bool = False,
     changes: Mapping[str, Any] | None = None,
     overrides: Sequence[str] = (),
     given: UserEnvironments | None = None,
@@ -43,20 +44,28 @@ def play_checkpoint(
     """The metrics of an evaluation on fixed seeds, and its episodes.
 
     If `deterministic` is False, or None for an algorithm that is evaluated so (FQL), the policy is sampled with
-    noise that is seeded per episode. `changes` replace fields of the configuration, `overrides` do the same as
+    noise that is seeded per episode. A deterministic policy has the same actions either way; `stochastic` samples
+    too, and raises for such a policy. `changes` replace fields of the configuration, `overrides` do the same as
     `key=value`; `given` are environments without an id. `say` is called with the `env_kwargs`, if there are any.
     """
-    loaded = load_policy(open_checkpoint(path), allow_import=bool((changes or {}).get("allow_import")))
+    loaded = _load(path, changes, stochastic)
     config = _played_config(loaded.config, changes, overrides)
     episodes = config.eval_episodes or 5 if num_episodes is None else num_episodes
     evaluator = make_evaluator(config, loaded.spaces, given)
     _require_playable(path, loaded, evaluator, episodes)
     if arguments := evaluator.config.env_kwargs:
         say(f"env_kwargs: {dict(arguments)}")
-    played = _play(evaluator, loaded, episodes, deterministic)
+    played = _play(evaluator, loaded, episodes, False if stochastic else deterministic)
     if evaluator.notice:
         warnings.warn(evaluator.notice, stacklevel=2)
     return evaluator.summary(played), played
+
+
+def _load(path: str | Path, changes: Mapping[str, Any] | None, stochastic: bool) -> LoadedPolicy:
+    loaded = load_policy(open_checkpoint(path), allow_import=bool((changes or {}).get("allow_import")))
+    if stochastic:
+        loaded.require_stochastic()
+    return loaded
 
 
 def _played_config(config: TrainConfig, changes: Mapping[str, Any] | None, overrides: Sequence[str]) -> TrainConfig:
@@ -112,6 +121,7 @@ def record_checkpoint(
     fps: float | None = None,
     max_steps: int | None = None,
     deterministic: bool | None = None,
+    stochastic: bool = False,
     changes: Mapping[str, Any] | None = None,
     overrides: Sequence[str] = (),
     given: UserEnvironments | None = None,
@@ -127,7 +137,7 @@ def record_checkpoint(
     if fps is not None:
         checked_fps(fps)
     prepare_drawing()
-    loaded = load_policy(open_checkpoint(path), allow_import=bool((changes or {}).get("allow_import")))
+    loaded = _load(path, changes, stochastic)
     config = without_render_mode(_played_config(loaded.config, changes, overrides))
     if max_steps is not None:
         config = config.replace(eval_max_steps=max_steps)
@@ -138,7 +148,7 @@ def record_checkpoint(
         config, given = filmed(unfilmed.config, unfilmed.given, with_progress(video.add, say))
         seed = EVALUATION_SEED if seed is None else seed
         evaluator = Evaluator(config, loaded.spaces, given, seed=seed, one_by_one=True)
-        played = _play(evaluator, loaded, num_episodes, deterministic)
+        played = _play(evaluator, loaded, num_episodes, False if stochastic else deterministic)
     if evaluator.notice and max_steps is None:
         warnings.warn(evaluator.notice, stacklevel=2)
     return Recording(target, video.frames, video.seconds, played.returns.tolist(), played.lengths.tolist())
