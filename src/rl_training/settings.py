@@ -102,6 +102,14 @@ class Affects:
     what: Effect
 
 
+@dataclass(frozen=True)
+class OnlyWith:
+    """Annotation of a field that has an effect only if the field `other` of the same section has this value."""
+
+    other: str
+    value: Any
+
+
 PerRun = Annotated[T, Affects("run")]  # identity and folder of the run; may differ among members of a population
 Place = Annotated[T, Affects("place")]  # where and how the run is computed and stored; no effect on results
 Watching = Annotated[T, Affects("watching")]  # when the run is logged and saved; not part of the method
@@ -192,6 +200,15 @@ class Settings(BaseModel):
 
     def import_own(self, allow_import: bool) -> None:
         """Import the user's objects `module:Name` in these settings; raises unless `allow_import` permits it."""
+
+    def unused(self) -> dict[str, str]:
+        """The fields that have no effect with the values of the others, with the remedy."""
+        return {
+            name: f"it needs {mark.other}: {str(mark.value).lower()}"
+            for name, info in type(self).model_fields.items()
+            for mark in info.metadata
+            if isinstance(mark, OnlyWith) and getattr(self, mark.other) != mark.value
+        }
 
     @classmethod
     def affecting(cls, *what: Effect) -> frozenset[str]:
