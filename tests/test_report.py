@@ -269,6 +269,17 @@ def test_last_best_and_at_a_step(tmp_path: Path) -> None:
     assert report.read(tmp_path, at=100).summary.results["sac", "Pendulum-v1"].seeds == 3
 
 
+def test_a_run_that_diverged_before_a_step_counts(tmp_path: Path) -> None:
+    write_run(tmp_path / "whole", [1.0, 9.0, 3.0])
+    write_run(tmp_path / "diverged", [1.0, -5.0], seed=1, status="diverged", cause="loss is NaN")
+    write_run(tmp_path / "failed", [1.0, 7.0], seed=2, status="failed")
+    values = {at: report.read(tmp_path, at=at).summary.results["sac", "Pendulum-v1"].values for at in (200, 300)}
+    assert {at: sorted(found.tolist()) for at, found in values.items()} == {200: [-5.0, 7.0, 9.0], 300: [-5.0, 3.0]}
+    rows = {Path(row["run"]).name: row for row in report.read(tmp_path, at=300).tables["troubles"].records()}
+    assert rows["diverged"]["because"] == "counts with its evaluations up to step 200: loss is NaN"
+    assert {name: row["effect"] for name, row in rows.items()} == {"diverged": "counted", "failed": "not counted"}
+
+
 def test_a_run_without_an_evaluation_up_to_a_step_does_not_count(tmp_path: Path) -> None:
     write_run(tmp_path / "late", [1.0, 9.0], every=200)
     write_run(tmp_path / "early", [2.0, 3.0], every=100, seed=1)
