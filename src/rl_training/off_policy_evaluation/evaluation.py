@@ -172,7 +172,8 @@ def make_plan(
         raise ConfigError(f"seed must be >= 0, got {seed}")
     for name in hyperparameters:
         if name not in FQEConfig.model_fields:
-            raise ConfigError(f"ope: unknown setting {name!r}{nearest(name, FQEConfig.model_fields)}")
+            known = FQEConfig.model_fields
+            raise ConfigError(f"ope: unknown setting {name!r}{nearest(name, known)}; known: {', '.join(known)}")
     config = FQEConfig.parse(hyperparameters)
     return Plan(updates, batch_size, seed, stochastic, acceleration, config, network or NetworkConfig())
 

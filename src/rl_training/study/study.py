@@ -231,6 +231,8 @@ class Study:
 
         if by not in ("fqe", "return"):
             raise ConfigError(f"by must be fqe or return, got {by!r}")
+        if by == "return" and options:
+            raise ConfigError(f"select: {next(iter(options))} is for by='fqe'; leave it out")
         status = self.status()
         records = _of_task([as_record(one, status.plan) for one in status.trials], task, "select")
         done = {record["trial"] for record in records if record["status"] == "done"}
