@@ -8,6 +8,7 @@ import json
 import re
 import warnings
 from base64 import b64decode
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -288,6 +289,38 @@ def test_a_run_without_an_evaluation_up_to_a_step_does_not_count(tmp_path: Path)
     [trouble] = found.summary.troubles
     assert (trouble.reason, trouble.effect) == ("its first evaluation is at step 200", "not counted")
     assert not report.read(tmp_path, at=50).summary.results
+
+
+def fine_tuned(
+    folder: Path, sources: Iterable[Path], seeds: Iterable[int], inside: str = ""
+) -> dict[str, list[int]]:
+    """Write a run from each source; return the seeds of each method in their report."""
+    for number, (source, seed) in enumerate(zip(sources, seeds)):
+        settings = settings_of() | {"init_from": str(source / inside)}
+        write_run(folder / f"{number}", curve_to(1.0), seed=seed, settings=settings)
+    groups = report.read(folder).summary.groups
+    return {method: [run.seed or 0 for run in groups.cell(method, "Pendulum-v1").runs] for method in groups.methods}
+
+
+@pytest.mark.parametrize("inside", ["", "checkpoints/step_000000400"])
+def test_runs_from_the_seeds_of_one_method_are_one_method(inside: str, tmp_path: Path) -> None:
+    sources = [write_run(tmp_path / f"offline{seed}", seed=seed) for seed in range(3)]
+    assert fine_tuned(tmp_path / "tuned", sources, range(3), inside) == {"sac": [0, 1, 2]}
+    [settings] = {run.settings["init_from"] for run in report.read(tmp_path / "tuned").summary.reading.runs}
+    assert settings == f"{sources[0] / inside} and 2 of other seeds"
+
+
+def test_runs_from_other_methods_are_other_methods(tmp_path: Path) -> None:
+    """Also those from a source that is gone, and those of one seed from several sources."""
+    kwargs = settings_of()["algo_kwargs"] | {"gamma": 0.5}
+    sources = [
+        write_run(tmp_path / "a0", seed=0),
+        write_run(tmp_path / "a1", seed=1),
+        write_run(tmp_path / "b0", seed=0, settings=settings_of() | {"algo_kwargs": kwargs}),
+        tmp_path / "gone",
+    ]
+    assert sorted(fine_tuned(tmp_path / "tuned", sources, [0, 1, 2, 3]).values()) == [[0, 1], [2], [3]]
+    assert sorted(fine_tuned(tmp_path / "same", sources[:2], [0, 0]).values()) == [[0], [0]]
 
 
 @pytest.mark.parametrize(
