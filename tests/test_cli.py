@@ -304,6 +304,13 @@ def test_bare_keys_for_resume_and_evaluate(copied: Path) -> None:
     fails(run("resume", copied, "--set", "learning_rat=1"), 2, "did you mean 'learning_rate'")
     fails(run("--quiet", "evaluate", copied, "--set", "sede=1"), 2, "did you mean 'seed'")
     assert "mean return" in succeed("evaluate", copied, "--episodes", 1, "--set", "batch_size=3")
+    for setting in ("batch_size=3", "seed=5", "algo_kwargs.gamma=0.5"):
+        idle = run("--quiet", "evaluate", copied, "--episodes", 1, "--set", setting, "--set", "eval_max_steps=3")
+        key = setting.partition("=")[0].partition(".")[0]
+        assert f"warning: --set {key}: has no effect on an evaluation; leave it out" in idle.stderr.splitlines()
+        assert idle.exit_code == 0
+    effective = run("--quiet", "evaluate", copied, "--episodes", 1, "--set", "eval_max_steps=3")
+    assert "no effect" not in effective.stderr
 
 
 def test_json_is_one_document(trained: tuple[Path, Result], tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ def ope(
     _require(method, bootstraps, validation_fraction)
     home = choose_device(device)
     prepare_process(home)
-    found = candidates(runs, warn, allow_import=allow_import)
+    found = candidates(runs, warn, allow_import=allow_import, stochastic=stochastic)
     whole = load_data(dataset, found)
     probs = None if method == "fqe" else _probabilities(dataset, whole, action_probs)
     data = hold_out(whole, validation_fraction).held_out if validation_fraction else whole

@@ -143,7 +143,7 @@ def _with_origins(runs: Sequence[Run]) -> list[Run]:
     origins = {path: _origin(path) for run in runs if isinstance(path := run.settings.get("init_from"), str)}
     alike: dict[str, list[Run]] = {}
     for run in runs:
-        if (origin := origins.get(run.settings.get("init_from"))) is not None:
+        if (origin := origins.get(str(run.settings.get("init_from")))) is not None:
             settings = {**run.settings, "init_from": origin}
             alike.setdefault(json.dumps([run.algo, settings], sort_keys=True, default=str), []).append(run)
     made: dict[Run, Mapping[str, Any]] = {}

@@ -68,8 +68,16 @@ def _load(path: str | Path, changes: Mapping[str, Any] | None, stochastic: bool)
     return loaded
 
 
+# The settings that affect an evaluation.
+_OF_ENVIRONMENTS = {"env_id", "env_kwargs", "wrappers", "eval_env", "environments", "env_processes", "allow_import"}
+_OF_EVALUATION = _OF_ENVIRONMENTS | {"env_threads", "env_timeout", "eval_episodes", "eval_max_steps"}
+
+
 def _played_config(config: TrainConfig, changes: Mapping[str, Any] | None, overrides: Sequence[str]) -> TrainConfig:
-    """The run's configuration with changed settings; raises if one has no effect because `eval_env` is played."""
+    """The run's configuration with changed settings; raises if one has no effect because `eval_env` is played.
+
+    Warns of other settings that have no effect.
+    """
     changed = changed_config(config, changes, overrides)
     names = {override.partition("=")[0].strip().partition(".")[0] for override in overrides}
     idle = [name for name in ("env_id", "env_kwargs") if name in names]
@@ -79,6 +87,8 @@ def _played_config(config: TrainConfig, changes: Mapping[str, Any] | None, overr
             f"has no effect: the run is evaluated in its eval_env, {changed.eval_env}; change that, or add --set "
             "eval_env=null",
         )
+    if unused := sorted(names - _OF_EVALUATION):
+        warnings.warn(f"--set {unused[0]}: has no effect on an evaluation; leave it out", stacklevel=3)
     return changed
 
 
