@@ -139,6 +139,8 @@ UNUSED: list[tuple[str, dict[str, Any], str, Any]] = [  # the first setting has 
     ("crr", {"beta": 2.0, "weight_type": "binary"}, "weight_type", "exp"),
     ("crr", {"max_weight": 2.0, "weight_type": "binary"}, "weight_type", "exp"),
     ("td3", {"residual_blocks": 3, "hidden_sizes": [8]}, "network", "simba"),
+    ("ddpg", {"target_policy_noise": 0.2}, "target_noise_clip", 0.5),
+    ("ddpg", {"target_noise_clip": 0.5}, "target_policy_noise", 0.2),
 ]
 
 
@@ -150,7 +152,7 @@ def test_a_setting_without_effect_is_named(
     for seed in (0, 1):  # members of a population share the warning
         spec.run_spec(tiny(algo, tmp_path, kwargs=given, seed=seed), shared=shared)
     name, written = next(iter(given.items()))
-    needed = f"{other}: {'true' if value is True else value}"
+    needed = f"{other} > 0" if type(value) is float else f"{other}: {'true' if value is True else value}"
     assert caplog.messages == [f"algo_kwargs.{name}: {written} has no effect; it needs {needed}"]
     caplog.clear()
     spec.run_spec(tiny(algo, tmp_path, kwargs=given | {other: value}))

@@ -104,10 +104,19 @@ class Affects:
 
 @dataclass(frozen=True)
 class OnlyWith:
-    """Annotation of a field that has an effect only if the field `other` of the same section has this value."""
+    """Annotation of a field that has an effect only if the field `other` of the same section has this value.
+
+    None means any number above 0.
+    """
 
     other: str
-    value: Any
+    value: Any = None
+
+    def missing(self, given: Any) -> str:
+        """The remedy if the value of `other` is not the one that is needed, else an empty string."""
+        if given == self.value or (self.value is None and given):
+            return ""
+        return f"it needs {self.other}" + (" > 0" if self.value is None else f": {str(self.value).lower()}")
 
 
 PerRun = Annotated[T, Affects("run")]  # identity and folder of the run; may differ among members of a population
@@ -204,10 +213,10 @@ class Settings(BaseModel):
     def unused(self) -> dict[str, str]:
         """The fields that have no effect with the values of the others, with the remedy."""
         return {
-            name: f"it needs {mark.other}: {str(mark.value).lower()}"
+            name: remedy
             for name, info in type(self).model_fields.items()
             for mark in info.metadata
-            if isinstance(mark, OnlyWith) and getattr(self, mark.other) != mark.value
+            if isinstance(mark, OnlyWith) and (remedy := mark.missing(getattr(self, mark.other)))
         }
 
     @classmethod
