@@ -326,6 +326,15 @@ def test_what_is_logged_at_the_end_is_in_the_last_row(algo: str, tmp_path: Path)
     assert trainer_state(result.checkpoint_path)["logged"] == {}
 
 
+def test_what_is_logged_at_the_end_is_not_reported_again(tmp_path: Path) -> None:
+    """Without a final evaluation the checkpoint of the last step is the last; it must not contain the value."""
+    result = train(tiny("sac", tmp_path, log_interval=7, eval_episodes=0), [AtTheEnd()])
+    assert trainer_state(result.checkpoint_path)["logged"] == {}
+    resume(result.run_dir, changes={"total_timesteps": 70})
+    steps = [row["step"] for row in logged(result.run_dir) if row.get("custom/end")]
+    assert steps == ["60"]
+
+
 def test_a_run_that_continues_reports_what_was_logged_before_it_stopped(tmp_path: Path) -> None:
     """Logged at 28, stopped at 30, reported at 40, as in a run that did not stop."""
     config = tiny("sac", tmp_path, log_interval=40, total_timesteps=60, eval_episodes=0)

@@ -304,6 +304,13 @@ def test_bare_keys_for_resume_and_evaluate(copied: Path) -> None:
     fails(run("resume", copied, "--set", "learning_rat=1"), 2, "did you mean 'learning_rate'")
     fails(run("--quiet", "evaluate", copied, "--set", "sede=1"), 2, "did you mean 'seed'")
     assert "mean return" in succeed("evaluate", copied, "--episodes", 1, "--set", "batch_size=3")
+    for setting in ("batch_size=3", "seed=5", "algo_kwargs.gamma=0.5"):
+        idle = run("--quiet", "evaluate", copied, "--episodes", 1, "--set", setting, "--set", "eval_max_steps=3")
+        key = setting.partition("=")[0].partition(".")[0]
+        assert f"warning: --set {key}: has no effect on an evaluation; leave it out" in idle.stderr.splitlines()
+        assert idle.exit_code == 0
+    effective = run("--quiet", "evaluate", copied, "--episodes", 1, "--set", "eval_max_steps=3")
+    assert "no effect" not in effective.stderr
 
 
 def test_json_is_one_document(trained: tuple[Path, Result], tmp_path: Path) -> None:
@@ -383,6 +390,21 @@ def test_predict_reads_every_form_of_observation(trained: tuple[Path, Result], t
 def test_predict_samples_when_asked(trained: tuple[Path, Result]) -> None:
     draws = {succeed("predict", trained[0], "--obs", "1,0,0", "--stochastic") for _ in range(3)}
     assert len(draws) == 3
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["evaluate", "gallery/td3", "--episodes", 1],
+        ["record", "gallery/td3", "-o", "film.mp4"],
+        ["predict", "gallery/td3", "--obs", "1,0,0"],
+        ["dataset", "collect", "--policy", "gallery/td3", "--env", "Pendulum-v1", "--size", 10, "-o", "rows.npz"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_deterministic_policy_cannot_be_sampled(words: list[object], tiny: Path) -> None:
+    result = run("--quiet", *words, "--stochastic")
+    fails(result, 2, "--stochastic: the policy of td3 is deterministic; leave it out")
 
 
 # Resuming.

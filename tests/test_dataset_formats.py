@@ -269,6 +269,11 @@ def test_a_stream_can_go_back(tmp_path):
             np.testing.assert_array_equal(rewards.read(start, stop), data["rewards"][start:stop])
 
 
+def test_a_file_is_not_downloaded(tmp_path):
+    with pytest.raises(ConfigError, match=r"rows\.npz: only Minari data sets can be downloaded; leave"):
+        read_columns(tmp_path / "rows.npz", download=True)
+
+
 def test_nothing_is_downloaded_unless_asked(monkeypatch):
     monkeypatch.setattr(minari, "download_dataset", lambda *_: pytest.fail("network used"))
     with pytest.raises(DatasetError, match=r"set dataset_download: true \(`rl-training dataset`: --download\)"):

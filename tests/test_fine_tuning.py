@@ -116,6 +116,21 @@ def test_networks_that_would_compute_something_else_are_refused(regime: str, tmp
         train(make("iql", tmp_path / "then", init_from=str(first.run_dir)))
 
 
+@pytest.mark.parametrize(
+    "kwargs", [{"layer_norm": True}, {"network": "simba", "hidden_sizes": [8]}], ids=["critics", "simba"]
+)
+def test_another_epsilon_of_layer_norm_is_refused(kwargs: dict[str, Any], tmp_path: Path) -> None:
+    first = train(offline("iql", tmp_path / "first", kwargs=kwargs | {"layer_norm_epsilon": 1e-2}))
+    message = "algo_kwargs.layer_norm_epsilon: 1e-06 differs from the 0.01 of the networks in"
+    with pytest.raises(ConfigError, match=message):
+        train(offline("iql", tmp_path / "then", init_from=str(first.run_dir), kwargs=kwargs))
+
+
+def test_without_layer_norm_its_epsilon_may_differ(tmp_path: Path) -> None:
+    first = train(offline("iql", tmp_path / "first", kwargs={"layer_norm_epsilon": 1e-2}))
+    train(offline("iql", tmp_path / "then", init_from=str(first.run_dir)))
+
+
 def test_a_policy_without_optimisers_is_continued_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -254,6 +254,11 @@ def test_what_does_not_fit_is_one_line(home: Path, tmp_path: Path) -> None:
     )
     assert "gamma must be < 1" in refused(command("ope", run, "--dataset", logs, "--set", "gamma=1"))
     assert "--set updates: use --updates" in refused(command("ope", run, "--dataset", logs, "--set", "updates=5"))
+    line = refused(command("ope", run, "--dataset", logs, "--stochastic"))
+    assert f"stochastic: has no effect on deterministic policies such as {run}; leave it out" in line
+    for key in ("episodes", "anyway"):  # options of `select`
+        line = refused(command("ope", run, "--dataset", logs, "--set", f"{key}=5"))
+        assert f"unknown setting '{key}'; known: learning_rate, gamma, tau, weight_decay" in line
     for method in ("wis", "dr"):
         line = refused(command("ope", run, "--dataset", logs, "--method", method))
         assert "importance sampling is for discrete actions" in line
@@ -722,6 +727,12 @@ def test_select_from_the_command_line(study: Study) -> None:
     assert "--dataset is for --by fqe" in refused(
         command("select", study.folder, "--by", "return", "--dataset", "x.npz")
     )
+    for option in (["--updates", 20], ["--stochastic"], ["--seed", 0], ["--device", "cpu"], ["--set", "gamma=0.9"]):
+        refusal = refused(command("select", study.folder, "--by", "return", *option))
+        assert f"{option[0]} is for --by fqe" in refusal
+    with pytest.raises(ConfigError, match=r"^select: updates is for by='fqe'; leave it out$"):
+        study.select("return", updates=20)
+    assert "--set episodes: use --episodes" in refused(command(*words, "--set", "episodes=5"))
 
 
 def test_an_abstention_exits_with_5(study: Study) -> None:

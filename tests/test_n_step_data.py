@@ -91,6 +91,17 @@ def test_rows_are_summed_once_only() -> None:
         summed.with_n_step(2, GAMMA)
 
 
+def test_summed_rows_need_the_learners_gamma(tmp_path: Path) -> None:
+    """Their rewards and the discount of the next value contain it."""
+    summed = trajectories().with_n_step(3, 0.9)
+    config = tiny("iql", tmp_path, env_id=None, total_timesteps=2)
+    words = "its rows are 3-step returns with gamma 0.9, got gamma 0.99; use the same, or single steps"
+    with pytest.raises(DatasetError, match=f"^arrays: {words}$"):
+        train(config, dataset=summed)
+    own = config.replace(algo_kwargs={**config.algo_kwargs, "gamma": 0.9})
+    assert train(own, dataset=summed).metrics["update_count"] == 2
+
+
 def test_the_next_action_is_that_of_the_state_which_is_bootstrapped() -> None:
     """The last row of a cut episode has no next action and is left out; rows before it bootstrap at its state."""
     data = trajectories().with_next_actions()

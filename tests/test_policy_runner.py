@@ -91,6 +91,8 @@ def test_a_dictionary_of_batches_in_any_order(tmp_path: Path) -> None:
         ({"wind": [0.0, 0.0], "arm": 3}, r"arm must be whole numbers of its Discrete space"),
         ({"wind": [0.0, 0.0], "arm": 0.5}, r"arm must be whole numbers of its Discrete space"),
         ({"wind": [0.0, np.nan], "arm": 1}, r"must be finite numbers \[5\]"),
+        ({"wind": [0.0, 1j], "arm": 1}, r"wind must be real numbers"),
+        (np.array([0.0, 1j, 0.0, 0.0, 1.0]), r"must be numbers, got array"),
         ([0.0, 0.0, 1.0], r"must be finite numbers \[5\] or \[B, 5\], got \[3\]"),
         ([{"wind": [0.0, 0.0], "arm": 1}, {"wind": [0.0, 0.0]}], r"must be a dictionary of wind, arm"),
     ],

@@ -8,6 +8,7 @@ import json
 import re
 import warnings
 from base64 import b64decode
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -269,6 +270,17 @@ def test_last_best_and_at_a_step(tmp_path: Path) -> None:
     assert report.read(tmp_path, at=100).summary.results["sac", "Pendulum-v1"].seeds == 3
 
 
+def test_a_run_that_diverged_before_a_step_counts(tmp_path: Path) -> None:
+    write_run(tmp_path / "whole", [1.0, 9.0, 3.0])
+    write_run(tmp_path / "diverged", [1.0, -5.0], seed=1, status="diverged", cause="loss is NaN")
+    write_run(tmp_path / "failed", [1.0, 7.0], seed=2, status="failed")
+    values = {at: report.read(tmp_path, at=at).summary.results["sac", "Pendulum-v1"].values for at in (200, 300)}
+    assert {at: sorted(found.tolist()) for at, found in values.items()} == {200: [-5.0, 7.0, 9.0], 300: [-5.0, 3.0]}
+    rows = {Path(row["run"]).name: row for row in report.read(tmp_path, at=300).tables["troubles"].records()}
+    assert rows["diverged"]["because"] == "counts with its evaluations up to step 200: loss is NaN"
+    assert {name: row["effect"] for name, row in rows.items()} == {"diverged": "counted", "failed": "not counted"}
+
+
 def test_a_run_without_an_evaluation_up_to_a_step_does_not_count(tmp_path: Path) -> None:
     write_run(tmp_path / "late", [1.0, 9.0], every=200)
     write_run(tmp_path / "early", [2.0, 3.0], every=100, seed=1)
@@ -277,6 +289,38 @@ def test_a_run_without_an_evaluation_up_to_a_step_does_not_count(tmp_path: Path)
     [trouble] = found.summary.troubles
     assert (trouble.reason, trouble.effect) == ("its first evaluation is at step 200", "not counted")
     assert not report.read(tmp_path, at=50).summary.results
+
+
+def fine_tuned(
+    folder: Path, sources: Iterable[Path], seeds: Iterable[int], inside: str = ""
+) -> dict[str, list[int]]:
+    """Write a run from each source; return the seeds of each method in their report."""
+    for number, (source, seed) in enumerate(zip(sources, seeds)):
+        settings = settings_of() | {"init_from": str(source / inside)}
+        write_run(folder / f"{number}", curve_to(1.0), seed=seed, settings=settings)
+    groups = report.read(folder).summary.groups
+    return {method: [run.seed or 0 for run in groups.cell(method, "Pendulum-v1").runs] for method in groups.methods}
+
+
+@pytest.mark.parametrize("inside", ["", "checkpoints/step_000000400"])
+def test_runs_from_the_seeds_of_one_method_are_one_method(inside: str, tmp_path: Path) -> None:
+    sources = [write_run(tmp_path / f"offline{seed}", seed=seed) for seed in range(3)]
+    assert fine_tuned(tmp_path / "tuned", sources, range(3), inside) == {"sac": [0, 1, 2]}
+    [settings] = {run.settings["init_from"] for run in report.read(tmp_path / "tuned").summary.reading.runs}
+    assert settings == f"{sources[0] / inside} and 2 of other seeds"
+
+
+def test_runs_from_other_methods_are_other_methods(tmp_path: Path) -> None:
+    """Also those from a source that is gone, and those of one seed from several sources."""
+    kwargs = settings_of()["algo_kwargs"] | {"gamma": 0.5}
+    sources = [
+        write_run(tmp_path / "a0", seed=0),
+        write_run(tmp_path / "a1", seed=1),
+        write_run(tmp_path / "b0", seed=0, settings=settings_of() | {"algo_kwargs": kwargs}),
+        tmp_path / "gone",
+    ]
+    assert sorted(fine_tuned(tmp_path / "tuned", sources, [0, 1, 2, 3]).values()) == [[0, 1], [2], [3]]
+    assert sorted(fine_tuned(tmp_path / "same", sources[:2], [0, 0]).values()) == [[0], [0]]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import pytest
 from pydantic import Field, TypeAdapter
@@ -12,7 +12,7 @@ from pydantic import Field, TypeAdapter
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig, load_config, packaged_configs
 from rl_training.experiment.registry import get_algorithm_spec, resolve
-from tests.runs import ALL, tiny, train
+from tests.runs import ALL, resume, tiny, train
 
 CONFIGS = packaged_configs()
 # Configurations of a method that is made of algorithms here.
@@ -127,3 +127,49 @@ def test_packaged_configs_parse_and_reject_one_wrong_key(name: str) -> None:
             resolve(config.replace(algo_kwargs=config.algo_kwargs | {f"{key}_": 1}))
     with pytest.raises(ConfigError, match="unknown key 'total_timestep'"):
         load_config(name, ["total_timestep=5"])
+
+
+UNUSED: list[tuple[str, dict[str, Any], str, Any]] = [  # the first setting has no effect without the last
+    ("sac", {"target_entropy": -3.0}, "alpha", "auto"),
+    ("redq", {"initial_alpha": 0.5}, "alpha", "auto"),
+    ("cal_ql", {"target_entropy": -3.0, "alpha": 0.2}, "alpha", "auto"),
+    ("flash_sac", {"initial_alpha": 0.5, "alpha": 0.2}, "alpha", "auto"),
+    ("bc", {"policy_distribution": "gaussian"}, "stochastic", True),
+    ("awac", {"max_advantage_weight": 5.0, "weighting": "softmax"}, "weighting", "exp"),
+    ("crr", {"beta": 2.0, "weight_type": "binary"}, "weight_type", "exp"),
+    ("crr", {"max_weight": 2.0, "weight_type": "binary"}, "weight_type", "exp"),
+    ("td3", {"residual_blocks": 3, "hidden_sizes": [8]}, "network", "simba"),
+    ("ddpg", {"target_policy_noise": 0.2}, "target_noise_clip", 0.5),
+    ("ddpg", {"target_noise_clip": 0.5}, "target_policy_noise", 0.2),
+]
+
+
+@pytest.mark.parametrize(("algo", "given", "other", "value"), UNUSED)
+def test_a_setting_without_effect_is_named(
+    algo: str, given: dict[str, Any], other: str, value: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    spec, shared = get_algorithm_spec(algo), dict[str, Any]()
+    for seed in (0, 1):  # members of a population share the warning
+        spec.run_spec(tiny(algo, tmp_path, kwargs=given, seed=seed), shared=shared)
+    name, written = next(iter(given.items()))
+    needed = f"{other} > 0" if type(value) is float else f"{other}: {'true' if value is True else value}"
+    assert caplog.messages == [f"algo_kwargs.{name}: {written} has no effect; it needs {needed}"]
+    caplog.clear()
+    spec.run_spec(tiny(algo, tmp_path, kwargs=given | {other: value}))
+    assert caplog.messages == []
+
+
+def test_a_stored_setting_without_effect_loads_without_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    result = train(tiny("sac", tmp_path, kwargs={"target_entropy": -3.0}, total_timesteps=30))
+    caplog.clear()
+    assert resume(result.run_dir, changes={"total_timesteps": 40}).metrics["global_step"] == 40
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_no_packaged_setting_is_without_effect(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    config = load_config(name).config
+    get_algorithm_spec(config.algo).run_spec(config.replace(init_from=None))
+    assert caplog.messages == []

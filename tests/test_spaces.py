@@ -112,6 +112,8 @@ def test_one_observation_or_a_batch(obs: object, shape: tuple[int, ...]) -> None
         ("abc", r"obs must be numbers of shape \[3\] or \[B, 3\]: could not convert string to float: 'abc'"),
         ([[1.0, 2.0, 3.0], [1.0]], "obs must be numbers of shape .* inhomogeneous"),
         ({"obs": 1.0}, "obs must be numbers of shape"),
+        (np.array([1 + 2j, 0, 0]), r"obs must be numbers of shape \[3\] or \[B, 3\]: they are complex"),
+        ([np.array([1 + 2j, 0, 0])], "obs must be numbers of shape .*: they are complex; pass real numbers"),
         ([10**400, 0, 0], "obs must be numbers of shape"),
     ],
 )

@@ -103,6 +103,15 @@ def test_a_dictionary_of_batches_is_a_batch(name: str) -> None:
     assert not spaces.is_single(alone)
 
 
+def test_complex_numbers_are_refused() -> None:
+    spaces = read_spaces(Shaped(SPACES["unsorted"]))
+    good = {"z": np.array([0.5]), "a": 1}
+    assert spaces.observations(good).shape == (1, spaces.obs_dim)
+    message = "obs does not fit the policy: an observation of z has complex numbers; pass real ones"
+    with pytest.raises(ConfigError, match=message):
+        spaces.observations(good | {"z": np.array([0.5 + 1j])})
+
+
 @pytest.mark.parametrize("count", [1, 4, 5])
 def test_whole_numbers_of_a_discrete_space_are_a_batch(count: int) -> None:
     """Also if there are as many as a flat vector has numbers."""

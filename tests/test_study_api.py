@@ -136,6 +136,25 @@ def test_an_environment_with_other_arguments_is_another_one(tmp_path: Path) -> N
     ]
 
 
+@pytest.mark.parametrize(
+    ("setting", "value", "other"),
+    [
+        ("wrappers", [{"TimeLimit": {"max_episode_steps": 9}}], '[{"TimeLimit": {"max_episode_steps": 9}}]'),
+        ("eval_env", "CartPole-v0", '"CartPole-v0"'),
+    ],
+)
+def test_so_is_one_with_other_wrappers(setting: str, value: object, other: str, tmp_path: Path) -> None:
+    tasks = [{"config": "dqn/cartpole"}, {"config": "dqn/cartpole", "set": {setting: value}}]
+    fields = tiny_study(tasks=tasks, seeds=[0])
+    del fields["base"]
+    made = Study(fields, output_dir=tmp_path)
+    made.plan()
+    words = re.escape(f"best: name one environment as the task: CartPole-v1, CartPole-v1 {other}")
+    with pytest.raises(ConfigError, match=words):
+        made.best()
+    assert [record[setting] for record in _of_task(made.frame(), f"CartPole-v1 {other}", "best")] == [value]
+
+
 def test_tasks_without_an_environment_are_not_compared_with_each_other() -> None:
     records: list[dict[str, Any]] = [{"task": task, "env_id": None, "env_kwargs": {}} for task in ("iql", "td3_bc")]
     with pytest.raises(ConfigError, match="best: name one task of this study: iql, td3_bc"):

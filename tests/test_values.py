@@ -107,6 +107,7 @@ def test_quantiles_are_averaged(runs: Callable[[str], TrainResult]) -> None:
         ("sac", OBS[0], [1.0], r"action must have shape \[2\] or \[B, 2\], got \[1\]"),
         ("sac", OBS, ACTIONS[:2], "action: 2 for 3 observations; give one for each"),
         ("sac", OBS[0], "left", "action must be numbers"),
+        ("sac", OBS[0], np.array([1j]), r"action must be numbers .*: they are complex; pass real numbers"),
         ("sac", OBS[0, :2], None, r"obs must have shape \[3\]"),
         ("dqn", OBS[0], 8, "action must be a whole number from 5 to 7, got 8"),
         ("dqn", OBS[0], 5.5, "action must be a whole number from 5 to 7, got 5.5"),

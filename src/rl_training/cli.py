@@ -215,9 +215,8 @@ def evaluate(
     place = _checkpoint_given(path, checkpoint)
     note(f"evaluating {place}")
     changes = {"allow_import": True} if allow_import else {}
-    sampled, changed = False if stochastic else None, overrides or ()
     metrics, played = play_checkpoint(
-        place, episodes, deterministic=sampled, changes=changes, overrides=changed, say=note
+        place, episodes, stochastic=stochastic, changes=changes, overrides=overrides or (), say=note
     )
     if as_json:
         show_json({**metrics, **played.episodes()})
@@ -257,7 +256,7 @@ def record(
             seed=seed,
             fps=fps,
             max_steps=max_steps,
-            deterministic=False if stochastic else None,
+            stochastic=stochastic,
             changes={"allow_import": True} if allow_import else {},
             overrides=overrides or (),
             say=note,
@@ -304,6 +303,8 @@ def predict(
     from rl_training.runtime.loading import load_policy, open_checkpoint
 
     loaded = load_policy(open_checkpoint(_checkpoint_given(path, checkpoint)), allow_import=allow_import)
+    if stochastic:
+        loaded.require_stochastic()
     obs = parse_observations(observations, loaded.spaces)
     with np.errstate(over="ignore"):  # values that overflow float32 are rejected as infinite
         actions = loaded.predict(obs, deterministic=False if stochastic else None)

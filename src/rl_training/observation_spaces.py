@@ -185,6 +185,8 @@ def _require_fit(description: Description, obs: Any, place: str) -> None:
     if array.shape != shape:
         raise Misfit(f"an observation{where} has shape {list(array.shape)}, its space {list(shape)}")
     if kind == "Box":
+        if np.iscomplexobj(array):
+            raise Misfit(f"an observation{where} has complex numbers; pass real ones")
         return
     first = np.asarray(description.get("start", 0))
     count = np.asarray(description.get("n", description.get("nvec", 2)))

@@ -102,6 +102,23 @@ class Affects:
     what: Effect
 
 
+@dataclass(frozen=True)
+class OnlyWith:
+    """Annotation of a field that has an effect only if the field `other` of the same section has this value.
+
+    None means any number above 0.
+    """
+
+    other: str
+    value: Any = None
+
+    def missing(self, given: Any) -> str:
+        """The remedy if the value of `other` is not the one that is needed, else an empty string."""
+        if given == self.value or (self.value is None and given):
+            return ""
+        return f"it needs {self.other}" + (" > 0" if self.value is None else f": {str(self.value).lower()}")
+
+
 PerRun = Annotated[T, Affects("run")]  # identity and folder of the run; may differ among members of a population
 Place = Annotated[T, Affects("place")]  # where and how the run is computed and stored; no effect on results
 Watching = Annotated[T, Affects("watching")]  # when the run is logged and saved; not part of the method
@@ -192,6 +209,15 @@ class Settings(BaseModel):
 
     def import_own(self, allow_import: bool) -> None:
         """Import the user's objects `module:Name` in these settings; raises unless `allow_import` permits it."""
+
+    def unused(self) -> dict[str, str]:
+        """The fields that have no effect with the values of the others, with the remedy."""
+        return {
+            name: remedy
+            for name, info in type(self).model_fields.items()
+            for mark in info.metadata
+            if isinstance(mark, OnlyWith) and (remedy := mark.missing(getattr(self, mark.other)))
+        }
 
     @classmethod
     def affecting(cls, *what: Effect) -> frozenset[str]:

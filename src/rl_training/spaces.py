@@ -119,7 +119,7 @@ class SpaceSpec:
         shape = [] if self.discrete else [self.action_dim]
         expected = f"shape {shape} or {['B', *shape]}".replace("'", "")
         try:
-            array = np.asarray(action, dtype=np.float64)
+            array = _real(action, np.float64)
         except (TypeError, ValueError, OverflowError) as error:
             raise ConfigError(f"action must be numbers of {expected}: {error}") from None
         if array.ndim not in (len(shape), len(shape) + 1) or list(array.shape[array.ndim - len(shape) :]) != shape:
@@ -144,7 +144,7 @@ class SpaceSpec:
         """
         obs = self._flat(obs)
         try:
-            array = np.asarray(obs, dtype=np.float32)
+            array = _real(obs, np.float32)
         except (TypeError, ValueError, OverflowError) as error:
             raise ConfigError(
                 f"obs must be numbers of shape [{self.obs_dim}] or [B, {self.obs_dim}]: {error}"
@@ -213,6 +213,13 @@ class SpaceSpec:
         if len(self.low) != len(than.low):
             return f"actions of {_numbers(len(self.low))}"
         return f"actions from {_bound(self.low)} to {_bound(self.high)}"
+
+
+def _real(values: ArrayLike, dtype: type[np.floating[Any]]) -> NDArray[Any]:
+    """`values` as an array; raises for complex numbers, whose imaginary part NumPy would drop."""
+    if np.iscomplexobj(values):
+        raise TypeError("they are complex; pass real numbers")
+    return np.asarray(values, dtype=dtype)
 
 
 def _numbers(count: int) -> str:

@@ -17,7 +17,7 @@ Axes: critics `[2, B]`, weights `[B]`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from rl_training.algorithms.losses import clipped_exponential, cloning_terms, cr
 from rl_training.data.transitions import TransitionBatch
 from rl_training.models.mlp_sac import MLPSACModel
 from rl_training.models.policies import OFFLINE_LOG_STD_BOUNDS, PolicyDistribution
-from rl_training.settings import PositiveFloat
+from rl_training.settings import OnlyWith, PositiveFloat
 
 
 class AWACConfig(TargetConfig):
@@ -35,7 +35,7 @@ class AWACConfig(TargetConfig):
 
     awac_lambda: PositiveFloat = 1.0
     """divisor of the advantage in the cloning weights"""
-    max_advantage_weight: PositiveFloat = 100.0
+    max_advantage_weight: Annotated[PositiveFloat, OnlyWith("weighting", "exp")] = 100.0
     """cap of the cloning weights (`weighting: exp`)"""
     weighting: Literal["exp", "softmax"] = "exp"
     """clipped exponential, or softmax over the batch"""

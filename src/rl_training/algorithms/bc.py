@@ -11,7 +11,7 @@ Axes: actions `[B, A]`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from torch import Tensor
 
@@ -20,6 +20,7 @@ from rl_training.algorithms.losses import action_error
 from rl_training.data.transitions import TransitionBatch
 from rl_training.models.mlp_bc import MLPBCModel
 from rl_training.models.policies import PolicyDistribution
+from rl_training.settings import OnlyWith
 
 
 class BCConfig(LearnerConfig):
@@ -27,7 +28,7 @@ class BCConfig(LearnerConfig):
 
     stochastic: bool = False
     """clone by log-likelihood instead of squared error"""
-    policy_distribution: PolicyDistribution = "tanh"
+    policy_distribution: Annotated[PolicyDistribution, OnlyWith("stochastic", True)] = "tanh"
     """with `stochastic`: a tanh-squashed Gaussian, or a Gaussian around a tanh mean, with clipped samples"""
 
 

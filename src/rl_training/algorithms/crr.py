@@ -19,7 +19,7 @@ Axes: critics `[2, B]`, at m actions per state `[2, m, B]`, weights `[B]`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -31,17 +31,17 @@ from rl_training.data.transitions import TransitionBatch
 from rl_training.models.mlp import frozen_copy
 from rl_training.models.mlp_sac import MLPSACModel
 from rl_training.models.policies import PolicyDistribution
-from rl_training.settings import PositiveFloat, PositiveInt
+from rl_training.settings import OnlyWith, PositiveFloat, PositiveInt
 
 
 class CRRConfig(TargetConfig):
     """Settings of the advantage and of the cloning weights."""
 
-    beta: PositiveFloat = 1.0
+    beta: Annotated[PositiveFloat, OnlyWith("weight_type", "exp")] = 1.0
     """divisor of the advantage (`weight_type: exp`)"""
     n_action_samples: PositiveInt = 4
     """number of policy actions that the advantage compares with"""
-    max_weight: PositiveFloat = 20.0
+    max_weight: Annotated[PositiveFloat, OnlyWith("weight_type", "exp")] = 20.0
     """cap of the cloning weights (`weight_type: exp`)"""
     advantage_type: Literal["mean", "max"] = "mean"
     """compare with the mean or the maximum of Q over these actions"""

@@ -9,13 +9,13 @@ Axes: critics `[1, B]`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from rl_training.algorithms.base import Terms
 from rl_training.algorithms.losses import critic_terms
 from rl_training.algorithms.td3 import TD3, TD3Config, actor_terms
 from rl_training.models.mlp_td3 import MLPDDPGModel
-from rl_training.settings import NonNegativeFloat, PositiveInt
+from rl_training.settings import NonNegativeFloat, OnlyWith, PositiveInt
 
 
 class DDPGConfig(TD3Config):
@@ -23,9 +23,9 @@ class DDPGConfig(TD3Config):
 
     policy_delay: PositiveInt = 1
     """critic updates per update of the actor and the targets"""
-    target_policy_noise: NonNegativeFloat = 0.0
+    target_policy_noise: Annotated[NonNegativeFloat, OnlyWith("target_noise_clip")] = 0.0
     """standard deviation of the noise on target actions, which are in [-1, 1]"""
-    target_noise_clip: NonNegativeFloat = 0.0
+    target_noise_clip: Annotated[NonNegativeFloat, OnlyWith("target_policy_noise")] = 0.0
     """bound of the noise on target actions"""
 
 

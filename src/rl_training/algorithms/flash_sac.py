@@ -36,7 +36,7 @@ from rl_training.algorithms.soft import Alpha, DelayedActor, SoftConfig, Tempera
 from rl_training.data.transitions import TransitionBatch
 from rl_training.models.mlp import NetworkShape
 from rl_training.models.mlp_flash_sac import MLPFlashSACModel
-from rl_training.settings import PositiveFloat, PositiveInt, Sizes, WholeNumber
+from rl_training.settings import OnlyWith, PositiveFloat, PositiveInt, Sizes, WholeNumber
 
 # The default target entropy is that of a Gaussian with this standard deviation.
 TARGET_STD = 0.15
@@ -49,7 +49,7 @@ class FlashSACConfig(ActorStartConfig, SoftConfig):
     """Polyak coefficient: target ← (1 − tau)·target + tau·source"""
     alpha: Alpha = "auto"
     """entropy coefficient: a number, or `auto` to learn it"""
-    initial_alpha: PositiveFloat = 0.01
+    initial_alpha: Annotated[PositiveFloat, OnlyWith("alpha", "auto")] = 0.01
     """initial value with `alpha: auto`"""
     policy_delay: PositiveInt = 2
     """critic updates per update of actor and temperature"""
@@ -68,6 +68,8 @@ class FlashSACNetworkConfig(NetworkShape):
     """width of the actor, and of the critics if `critic_hidden_sizes` is null; one size, or equal ones"""
     critic_hidden_sizes: Sizes | None = (256,)
     """width of the critics; null means `hidden_sizes`"""
+    residual_blocks: PositiveInt = 2
+    """residual blocks of every `simba` network and of FlashSAC; the others have none"""
 
 
 class EntropyTemperature(Temperature):

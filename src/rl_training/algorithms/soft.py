@@ -17,7 +17,7 @@ from rl_training.algorithms.base import ActorStartConfig, Learner, LearnerConfig
 from rl_training.algorithms.losses import soft_value, td_target
 from rl_training.data.transitions import TransitionBatch
 from rl_training.errors import ConfigError
-from rl_training.settings import PositiveFloat, PositiveInt
+from rl_training.settings import OnlyWith, PositiveFloat, PositiveInt
 
 
 def _number_or_auto(value: Any) -> float | str:
@@ -35,9 +35,9 @@ class EntropyConfig(LearnerConfig):
 
     alpha: Alpha = 0.2
     """entropy coefficient: a number, or `auto` to learn it"""
-    initial_alpha: PositiveFloat = 1.0
+    initial_alpha: Annotated[PositiveFloat, OnlyWith("alpha", "auto")] = 1.0
     """initial value with `alpha: auto`"""
-    target_entropy: float | None = None
+    target_entropy: Annotated[float | None, OnlyWith("alpha", "auto")] = None
     """target entropy of `alpha: auto`; null means the default of the algorithm"""
     backup_entropy: bool = True
     """include the entropy term in the critics' target"""

@@ -225,8 +225,9 @@ class ManagedAlgorithm(Generic[Seeds]):
     def evaluate(self, num_episodes: int | None = None, deterministic: bool | None = None) -> dict[str, Any]:
         """Evaluate on episodes with fixed seeds; returns metrics, and `returns` and `lengths` of the episodes.
 
-        `deterministic=False` samples a stochastic policy, with fixed noise. None, here and in the methods below,
-        means as the algorithm's authors evaluate: FQL samples, all others act deterministically.
+        `deterministic=False` samples a stochastic policy, with fixed noise; a deterministic policy acts as before.
+        None, here and in the methods below, means as the algorithm's authors evaluate: FQL samples, all others act
+        deterministically.
         """
         path, changes = self._checkpoint("evaluate"), self._environments()
         metrics, played = play_checkpoint(

@@ -193,10 +193,8 @@ def _policy_actions(checkpoint: Checkpoint, config: TrainConfig, spaces: SpaceSp
     loaded = load_policy(checkpoint, allow_import=config.allow_import)
     if difference := spaces.difference(loaded.spaces):
         raise ConfigError(f"--env {config.env_id}: does not fit the policy of {checkpoint.path} ({difference})")
-    if stochastic and not loaded.policy.stochastic:
-        raise ConfigError(
-            f"--stochastic: the {loaded.config.algo} policy of {checkpoint.path} is deterministic; leave it out"
-        )
+    if stochastic:
+        loaded.require_stochastic()
     rng, sampled = seeding.exploration(config.seed or 0), loaded.policy.samples(False if stochastic else None)
 
     def act(obs: NDArray[np.float32]) -> NDArray[Any]:

@@ -61,6 +61,7 @@ Stochastic = Annotated[bool, typer.Option("--stochastic", help="Evaluate the pol
 
 
 def ope(
+    context: typer.Context,
     runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders or checkpoints.")],
     dataset: Annotated[str, typer.Option(metavar="FILE", help="Logged data: .npz, .hdf5 or a Minari id.")],
     method: Annotated[
@@ -94,7 +95,7 @@ def ope(
             allow_import=allow_import,
             watch=watch,
             warn=warn,
-            **_settings(settings),
+            **_settings(settings, context),
         )
     if as_json:
         show_json(found.to_dict())
@@ -103,6 +104,7 @@ def ope(
 
 
 def select(
+    context: typer.Context,
     study: Annotated[Path, typer.Argument(metavar="STUDY", help="A study's folder, studies/NAME.")],
     by: Annotated[
         Literal["fqe", "return"],
@@ -153,12 +155,10 @@ def select(
                 "allow_import": allow_import,
                 "watch": watch,
                 "warn": warn,
-                **_settings(settings),
+                **_settings(settings, context),
             }
         else:
-            for name, given in (("dataset", dataset), ("episodes", episodes), ("anyway", anyway)):
-                if given:
-                    raise typer.BadParameter(f"--{name} is for --by fqe")
+            _refuse_options_of_fqe(context)
         found = Study(study).select(by, task=task, **options)
     if as_json:
         show_json(found.to_dict())
@@ -168,32 +168,29 @@ def select(
         raise typer.Exit(ABSTAINED)
 
 
-# Arguments of both commands that are not settings of FQE.
-_OPTIONS = {
-    "dataset",
-    "anyway",
-    "episodes",
-    "bootstraps",
-    "updates",
-    "validation_fraction",
-    "stochastic",
-    "seed",
-    "device",
-    "allow_import",
-}
+# Parameters of `select` that apply to both ways of selecting.
+_OF_BOTH = {"study", "by", "task", "as_json", "allow_import"}
 
 
-def _settings(texts: list[str] | None) -> dict[str, Any]:
-    """Parse `KEY=VALUE` texts; a value is parsed as YAML."""
+def _refuse_options_of_fqe(context: typer.Context) -> None:
+    """Raise if an option is given that has no effect with --by return."""
+    for one in context.command.params:
+        source = context.get_parameter_source(one.name or "")
+        if one.name not in _OF_BOTH and source is not None and source.name != "DEFAULT":
+            raise typer.BadParameter(f"{one.opts[0]} is for --by fqe")
+
+
+def _settings(texts: list[str] | None, context: typer.Context) -> dict[str, Any]:
+    """Parse `KEY=VALUE` texts; a value is parsed as YAML. Raise if a key is an option of the command."""
     from rl_training.experiment.strict_yaml import parse_yaml
 
-    found = {}
+    found, options = {}, {name for one in context.command.params for name in one.opts}
     for text in texts or ():
         key, sign, value = text.partition("=")
         if not sign or not value.strip():
             raise typer.BadParameter(f"--set {text!r}: expected KEY=VALUE")
-        if key.strip() in _OPTIONS:
-            raise typer.BadParameter(f"--set {key.strip()}: use --{key.strip().replace('_', '-')}")
+        if (option := f"--{key.strip().replace('_', '-')}") in options:
+            raise typer.BadParameter(f"--set {key.strip()}: use {option}")
         found[key.strip()] = parse_yaml(value, f"--set {key}").value
     return found
 

@@ -41,7 +41,7 @@ def report(
     ] = False,
     at: Annotated[
         float | None,
-        typer.Option(metavar="STEP", help="Use evaluations up to this step, of runs that reached it."),
+        typer.Option(metavar="STEP", help="Use evaluations up to this step, of runs that reached it or diverged."),
     ] = None,
     unfinished: Unfinished = False,
     by: ByOption = "settings",

@@ -52,7 +52,8 @@ class TransitionDataset:
 
     `episode_ends` is empty if the rows are shuffled. If `parts` is set, the data set is a mixture, and rows are
     drawn with the weights of the parts. `reward_map` is the (scale, shift) applied to the rewards, to be applied to
-    new experience too. `extras` are the extra columns of the rows, `n_step` the number of steps that a row covers.
+    new experience too. `extras` are the extra columns of the rows, `n_step` the number of steps that a row covers,
+    whose rewards are discounted by `n_step_gamma`.
     `action_probs` `[n]` are the probabilities of the logged actions, if the source has them; training ignores them.
     `lost` are the numbers of episodes that had no row left after `with_extras`. Transforms return new data sets.
     """
@@ -71,6 +72,7 @@ class TransitionDataset:
     raw: RawRows | None = None  # of the source rows, see `as_raw`
     action_probs: NDArray[Any] | None = None
     lost: tuple[int, ...] = ()
+    n_step_gamma: float | None = None
 
     __array_ufunc__ = __iter__ = None  # neither NumPy nor a loop may take the episodes for items
 
@@ -359,6 +361,11 @@ class TransitionDataset:
 
         The fingerprint stays that of the single steps.
         """
+        if self.n_step_gamma not in (None, gamma):
+            raise DatasetError(
+                f"{self.name}: its rows are {self.n_step}-step returns with gamma {self.n_step_gamma}, got gamma "
+                f"{gamma}; use the same, or single steps"
+            )
         if n == 1:
             return self
         if self.n_step > 1:
@@ -368,7 +375,7 @@ class TransitionDataset:
         if not in_place:
             np.copyto(rows, self.rows)
         sum_n_steps(rows, self.layout, self.episode_ends, n, gamma, _CHUNK_ROWS)
-        return replace(self, rows=rows, checksum=known, n_step=n)
+        return replace(self, rows=rows, checksum=known, n_step=n, n_step_gamma=gamma)
 
     def _room(self, count: int, in_place: bool) -> NDArray[np.float32]:
         """Memory for `count` transformed rows; `in_place` invalidates this data set."""

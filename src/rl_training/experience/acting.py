@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from rl_training.algorithms.base import Learner
+from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
 from rl_training.models.arrays import copy_bound_to, on_arrays
 from rl_training.models.policies import Policy
@@ -128,6 +129,11 @@ class LoadedPolicy:
     policy: Policy
     spaces: SpaceSpec
     config: TrainConfig
+
+    def require_stochastic(self) -> None:
+        """Raise if the policy is deterministic, because `--stochastic` would have no effect."""
+        if not self.policy.stochastic:
+            raise ConfigError(f"--stochastic: the policy of {self.config.algo} is deterministic; leave it out")
 
     def predict(
         self, obs: ArrayLike, *, deterministic: bool | None = None, rng: np.random.Generator | None = None

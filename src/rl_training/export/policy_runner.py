@@ -110,6 +110,8 @@ def _flat(part: dict[str, Any], values: Any) -> Any:
     """One part of B observations as numbers `[B, count]`."""
     given, kind = np.reshape(values, (len(values), -1)), part["kind"]
     if kind == "Box":
+        if np.iscomplexobj(given):
+            raise ValueError(f"observation: {part['part'] or 'it'} must be real numbers")
         return given
     first, count = np.ravel(part.get("start", 0)), np.ravel(part.get("nvec", part.get("n", 2)))
     whole = given.dtype.kind in ("iub" if kind == "MultiBinary" else "iu")
@@ -175,6 +177,8 @@ class Policy:
             wanted = f"a dictionary of {', '.join(names)}" if names else f"numbers [{size}]"
             raise ValueError(f"observation must be {wanted}, got a dictionary of {', '.join(found)}")
         try:
+            if np.iscomplexobj(observation):  # NumPy would drop the imaginary part
+                raise TypeError
             return np.asarray(observation, np.float32)
         except (TypeError, ValueError):
             raise ValueError(f"observation must be numbers, got {observation!r:.60}") from None

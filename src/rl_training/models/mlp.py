@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from rl_training.errors import ConfigError
 from rl_training.importing import find_permitted
 from rl_training.models.steps import Step, as_array
-from rl_training.settings import PositiveFloat, PositiveInt, Settings, Sizes
+from rl_training.settings import OnlyWith, PositiveFloat, PositiveInt, Settings, Sizes
 
 Select = Callable[[Tensor], Tensor]
 Init = Literal["torch", "xavier", "orthogonal", "unit_orthogonal", "he"]
@@ -78,7 +78,7 @@ class NetworkShape(Settings):
     """every network: `mlp`, `simba` (residual blocks of the width in `hidden_sizes`) or your `module:factory`"""
     network_kwargs: dict[str, Any] = Field(default_factory=dict)
     """keyword arguments of your own network"""
-    residual_blocks: PositiveInt = 2
+    residual_blocks: Annotated[PositiveInt, OnlyWith("network", "simba")] = 2
     """residual blocks of every `simba` network and of FlashSAC; the others have none"""
 
     @field_validator("network_kwargs")

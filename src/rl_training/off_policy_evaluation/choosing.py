@@ -154,7 +154,7 @@ def choose(
         raise ConfigError(f"bootstraps must be >= 2, got {bootstraps}: a selection needs intervals")
     home = choose_device(device)
     prepare_process(home)
-    loaded = candidates(places.values(), warn, allow_import=allow_import)
+    loaded = candidates(places.values(), warn, allow_import=allow_import, stochastic=plan.sampled)
     found = [replace(one, name=name) for name, one in zip(places, loaded)]
     if episodes is not None:
         _require_environment(found, episodes)

@@ -147,7 +147,7 @@ def ope(
     _require(method, bootstraps, validation_fraction)
     home = choose_device(device)
     prepare_process(home)
-    found = candidates(runs, warn, allow_import=allow_import)
+    found = candidates(runs, warn, allow_import=allow_import, stochastic=stochastic)
     whole = load_data(dataset, found)
     probs = None if method == "fqe" else _probabilities(dataset, whole, action_probs)
     data = hold_out(whole, validation_fraction).held_out if validation_fraction else whole
@@ -172,7 +172,8 @@ def make_plan(
         raise ConfigError(f"seed must be >= 0, got {seed}")
     for name in hyperparameters:
         if name not in FQEConfig.model_fields:
-            raise ConfigError(f"ope: unknown setting {name!r}{nearest(name, FQEConfig.model_fields)}")
+            known = FQEConfig.model_fields
+            raise ConfigError(f"ope: unknown setting {name!r}{nearest(name, known)}; known: {', '.join(known)}")
     config = FQEConfig.parse(hyperparameters)
     return Plan(updates, batch_size, seed, stochastic, acceleration, config, network or NetworkConfig())
 

@@ -39,9 +39,16 @@ class Candidate:
 
 
 def candidates(
-    places: Place | Iterable[Place], warn: Callable[[str], None] = warnings.warn, *, allow_import: bool = False
+    places: Place | Iterable[Place],
+    warn: Callable[[str], None] = warnings.warn,
+    *,
+    allow_import: bool = False,
+    stochastic: bool = False,
 ) -> list[Candidate]:
-    """Load the policies of checkpoints or run folders (their newest checkpoint); raise if a path is given twice."""
+    """Load the policies of checkpoints or run folders (their newest checkpoint); raise if a path is given twice.
+
+    `stochastic` raises if none of them can be sampled.
+    """
     given = [places] if isinstance(places, str | os.PathLike) else list(places)
     names = [str(place) for place in given]
     if not names:
@@ -53,6 +60,8 @@ def candidates(
         checkpoint = open_checkpoint(os.fspath(place), warn)
         loaded = load_policy(checkpoint, allow_import=allow_import)
         found.append(Candidate(str(place), checkpoint.path, loaded.policy, loaded.spaces, loaded.config))
+    if stochastic and not any(one.policy.stochastic for one in found):
+        raise ConfigError(f"stochastic: has no effect on deterministic policies such as {names[0]}; leave it out")
     return found
 
 

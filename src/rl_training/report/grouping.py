@@ -45,7 +45,7 @@ class Selection:
     by: By = "settings"
     score: Score = "last"
     at: float | None = None
-    """a step: only runs that reached it count, with their evaluations up to it"""
+    """a step: only runs that reached it, or diverged before, count, with their evaluations up to it"""
     unfinished: bool = False
     """whether runs that have not ended count, with their results so far"""
     names: Mapping[str, str] = field(default_factory=dict)
@@ -346,14 +346,15 @@ def _assess(run: Run, selection: Selection) -> tuple[bool, str, str]:
     cause = f": {run.cause}" if run.cause else ""
     if not len(run.curve):
         return False, run.status, f"{run.status} without an evaluation{cause}"
+    early = selection.at is not None and run.curve.steps[-1] < selection.at
+    if run.status == "diverged" and (early or selection.at is None):
+        return True, "diverged", f"counts with its evaluations up to step {run.curve.steps[-1]:,.0f}{cause}"
     if selection.at is not None:
-        if run.curve.steps[-1] < selection.at:
+        if early:
             return False, run.status, f"{run.status} before step {selection.at:,.0f}{cause}"
         first = run.curve.steps[0]
         problem = f"its first evaluation is at step {first:,.0f}" if first > selection.at else ""
         return not problem, run.status, problem
-    if run.status == "diverged":
-        return True, "diverged", f"counts with its evaluations up to step {run.curve.steps[-1]:,.0f}{cause}"
     if run.status not in ENDED:
         total = run.settings.get("total_timesteps")
         of = f" of {total:,}" if isinstance(total, int) else ""

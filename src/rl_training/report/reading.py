@@ -6,12 +6,14 @@ running, interrupted, broken or written by older versions; runs that cannot be r
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import platform
 import re
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -133,7 +135,36 @@ def read_runs(paths: str | Path | Iterable[str | Path], metric: str = RETURN) ->
     reader = _Reader(metric)
     for place in places:
         reader.read(Path(place))
-    return Reading(_completed(reader.runs), tuple(reader.unread), metric, frozenset(reader.tags))
+    return Reading(_completed(_with_origins(reader.runs)), tuple(reader.unread), metric, frozenset(reader.tags))
+
+
+def _with_origins(runs: Sequence[Run]) -> list[Run]:
+    """The runs; those that start from runs which differ only in their seed have the same `init_from`."""
+    origins = {path: _origin(path) for run in runs if isinstance(path := run.settings.get("init_from"), str)}
+    alike: dict[str, list[Run]] = {}
+    for run in runs:
+        if (origin := origins.get(str(run.settings.get("init_from")))) is not None:
+            settings = {**run.settings, "init_from": origin}
+            alike.setdefault(json.dumps([run.algo, settings], sort_keys=True, default=str), []).append(run)
+    made: dict[Run, Mapping[str, Any]] = {}
+    for several in alike.values():
+        pairs = {(run.seed, run.settings["init_from"]) for run in several}
+        places = list(dict.fromkeys(run.settings["init_from"] for run in several))
+        if len(places) > 1 and len(pairs) == len({seed for seed, _ in pairs}):
+            shared = {**several[0].settings, "init_from": f"{places[0]} and {len(places) - 1} of other seeds"}
+            made |= dict.fromkeys(several, shared)
+    return [replace(run, settings=made.get(run, run.settings)) for run in runs]
+
+
+def _origin(path: str) -> tuple[Mapping[str, Any], str] | None:
+    """Settings of the run that `path` is in, without its seed, and the place in its folder; None if unknown."""
+    place = Path(path)
+    for folder in (place, *place.parents[:2]):
+        with suppress(OSError, ValueError):
+            if (data := _reader_of(folder)(RESOLVED)) is not None:
+                settings, _ = _parsed(_SEED.sub("", data.decode("utf-8", "replace"), count=1), [])
+                return (settings, str(place.relative_to(folder))) if settings else None
+    return None
 
 
 def _completed(runs: Sequence[Run]) -> tuple[Run, ...]:

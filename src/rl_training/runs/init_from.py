@@ -100,7 +100,8 @@ def initialise_from(
 def _require_same_function(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
     """Raise if networks with fitting tensors would compute something else."""
     before = config_of(checkpoint).algo_kwargs
-    for name in _OF_FUNCTION:
+    normalised = all(one.get("layer_norm") or one.get("network") == "simba" for one in (before, settings))
+    for name in (*_OF_FUNCTION, *(("layer_norm_epsilon",) if normalised else ())):
         usual = NetworkShape.model_fields[name].get_default(call_default_factory=True)
         was, value = before.get(name, usual), settings.get(name, usual)
         if was != value:

@@ -381,7 +381,11 @@ class Session:
         self.save()
 
     def _log_rest(self) -> None:
-        """Write the values that callbacks have logged since the last report, unless a resumed run reports them."""
+        """Write the values that callbacks have logged since the last report, unless a resumed run reports them.
+
+        Called before each of the last two checkpoints, which must not contain values that are in the log: that of
+        the last step, and that of the final evaluation, whose callbacks may log too.
+        """
         if self.logged and self.stop_final is not False:
             self.metrics_log.log(self.clock.ticks, self.logged)
             self.logged = {}

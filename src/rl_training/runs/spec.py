@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,6 +28,8 @@ from rl_training.updates.schedules import OptimizationConfig
 
 if TYPE_CHECKING:
     from rl_training.runs.regime import Regime
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -92,7 +95,7 @@ class RunSpec:
         require_place(config)
         given = given or UserEnvironments()
         given.check(config, evaluated=config.eval_episodes > 0)
-        return cls(
+        spec = cls(
             regime,
             sections,
             config,
@@ -104,6 +107,16 @@ class RunSpec:
             callbacks=tuple(callbacks or ()),
             **others,
         )
+        if checkpoint is None:
+            spec.once("unused", spec._warn_of_unused)
+        return spec
+
+    def _warn_of_unused(self) -> None:
+        """Warn of settings that differ from their default but have no effect with the others."""
+        for part in self.resolved.parts:
+            for name, remedy in part.unused().items():
+                if (value := getattr(part, name)) != self.sections.default(name):
+                    _log.warning("algo_kwargs.%s: %s has no effect; %s", name, value, remedy)
 
     def once(self, name: str, build: Callable[[], T]) -> T:
         """The result of `build`, cached under `name` and shared by all members of a population."""

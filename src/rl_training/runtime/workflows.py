@@ -35,6 +35,7 @@ def play_checkpoint(
     num_episodes: int | None = None,
     *,
     deterministic: bool | None = None,
+    stochastic: bool = False,
     changes: Mapping[str, Any] | None = None,
     overrides: Sequence[str] = (),
     given: UserEnvironments | None = None,
@@ -43,24 +44,40 @@ def play_checkpoint(
     """The metrics of an evaluation on fixed seeds, and its episodes.
 
     If `deterministic` is False, or None for an algorithm that is evaluated so (FQL), the policy is sampled with
-    noise that is seeded per episode. `changes` replace fields of the configuration, `overrides` do the same as
+    noise that is seeded per episode. A deterministic policy has the same actions either way; `stochastic` samples
+    too, and raises for such a policy. `changes` replace fields of the configuration, `overrides` do the same as
     `key=value`; `given` are environments without an id. `say` is called with the `env_kwargs`, if there are any.
     """
-    loaded = load_policy(open_checkpoint(path), allow_import=bool((changes or {}).get("allow_import")))
+    loaded = _load(path, changes, stochastic)
     config = _played_config(loaded.config, changes, overrides)
     episodes = config.eval_episodes or 5 if num_episodes is None else num_episodes
     evaluator = make_evaluator(config, loaded.spaces, given)
     _require_playable(path, loaded, evaluator, episodes)
     if arguments := evaluator.config.env_kwargs:
         say(f"env_kwargs: {dict(arguments)}")
-    played = _play(evaluator, loaded, episodes, deterministic)
+    played = _play(evaluator, loaded, episodes, False if stochastic else deterministic)
     if evaluator.notice:
         warnings.warn(evaluator.notice, stacklevel=2)
     return evaluator.summary(played), played
 
 
+def _load(path: str | Path, changes: Mapping[str, Any] | None, stochastic: bool) -> LoadedPolicy:
+    loaded = load_policy(open_checkpoint(path), allow_import=bool((changes or {}).get("allow_import")))
+    if stochastic:
+        loaded.require_stochastic()
+    return loaded
+
+
+# The settings that affect an evaluation.
+_OF_ENVIRONMENTS = {"env_id", "env_kwargs", "wrappers", "eval_env", "environments", "env_processes", "allow_import"}
+_OF_EVALUATION = _OF_ENVIRONMENTS | {"env_threads", "env_timeout", "eval_episodes", "eval_max_steps"}
+
+
 def _played_config(config: TrainConfig, changes: Mapping[str, Any] | None, overrides: Sequence[str]) -> TrainConfig:
-    """The run's configuration with changed settings; raises if one has no effect because `eval_env` is played."""
+    """The run's configuration with changed settings; raises if one has no effect because `eval_env` is played.
+
+    Warns of other settings that have no effect.
+    """
     changed = changed_config(config, changes, overrides)
     names = {override.partition("=")[0].strip().partition(".")[0] for override in overrides}
     idle = [name for name in ("env_id", "env_kwargs") if name in names]
@@ -70,6 +87,8 @@ def _played_config(config: TrainConfig, changes: Mapping[str, Any] | None, overr
             f"has no effect: the run is evaluated in its eval_env, {changed.eval_env}; change that, or add --set "
             "eval_env=null",
         )
+    if unused := sorted(names - _OF_EVALUATION):
+        warnings.warn(f"--set {unused[0]}: has no effect on an evaluation; leave it out", stacklevel=3)
     return changed
 
 
@@ -112,6 +131,7 @@ def record_checkpoint(
     fps: float | None = None,
     max_steps: int | None = None,
     deterministic: bool | None = None,
+    stochastic: bool = False,
     changes: Mapping[str, Any] | None = None,
     overrides: Sequence[str] = (),
     given: UserEnvironments | None = None,
@@ -127,7 +147,7 @@ def record_checkpoint(
     if fps is not None:
         checked_fps(fps)
     prepare_drawing()
-    loaded = load_policy(open_checkpoint(path), allow_import=bool((changes or {}).get("allow_import")))
+    loaded = _load(path, changes, stochastic)
     config = without_render_mode(_played_config(loaded.config, changes, overrides))
     if max_steps is not None:
         config = config.replace(eval_max_steps=max_steps)
@@ -138,7 +158,7 @@ def record_checkpoint(
         config, given = filmed(unfilmed.config, unfilmed.given, with_progress(video.add, say))
         seed = EVALUATION_SEED if seed is None else seed
         evaluator = Evaluator(config, loaded.spaces, given, seed=seed, one_by_one=True)
-        played = _play(evaluator, loaded, num_episodes, deterministic)
+        played = _play(evaluator, loaded, num_episodes, False if stochastic else deterministic)
     if evaluator.notice and max_steps is None:
         warnings.warn(evaluator.notice, stacklevel=2)
     return Recording(target, video.frames, video.seconds, played.returns.tolist(), played.lengths.tolist())

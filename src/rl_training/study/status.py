@@ -92,6 +92,8 @@ def as_record(one: TrialStatus, plan: Plan) -> dict[str, Any]:
         "task": plan.tasks[configuration.task]["source"],
         "env_id": configuration.settings["env_id"],
         "env_kwargs": dict(configuration.settings.get("env_kwargs") or {}),
+        "wrappers": list(configuration.settings.get("wrappers") or []),
+        "eval_env": configuration.settings.get("eval_env"),
         "algo": configuration.settings["algo"],
         "hash": configuration.hash,
         "settings": dict(one.settings),

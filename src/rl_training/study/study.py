@@ -231,6 +231,8 @@ class Study:
 
         if by not in ("fqe", "return"):
             raise ConfigError(f"by must be fqe or return, got {by!r}")
+        if by == "return" and options:
+            raise ConfigError(f"select: {next(iter(options))} is for by='fqe'; leave it out")
         status = self.status()
         records = _of_task([as_record(one, status.plan) for one in status.trials], task, "select")
         done = {record["trial"] for record in records if record["status"] == "done"}
@@ -263,7 +265,7 @@ class Study:
 def _of_task(records: list[dict[str, Any]], task: str | None, caller: str) -> list[dict[str, Any]]:
     """The records of `task`, a file or an environment; None if the study has one file and one environment.
 
-    An environment with `env_kwargs` is another environment, named as the error lists it.
+    An environment with `env_kwargs`, `wrappers` or an `eval_env` is another one, named as the error lists it.
     """
     exact = [record for record in records if task is not None and task == _environment(record)]
     found = exact or [record for record in records if task in (None, record["task"], record["env_id"])]
@@ -278,8 +280,9 @@ def _of_task(records: list[dict[str, Any]], task: str | None, caller: str) -> li
 
 
 def _environment(record: dict[str, Any]) -> str | None:
-    kwargs = record["env_kwargs"]
-    return f"{record['env_id']} {json.dumps(kwargs, sort_keys=True, default=str)}" if kwargs else record["env_id"]
+    values = [value for name in ("env_kwargs", "wrappers", "eval_env") if (value := record.get(name))]
+    words = [json.dumps(value, sort_keys=True, default=str) for value in values]
+    return " ".join([record["env_id"], *words]) if words else record["env_id"]
 
 
 def _scored(

@@ -34,7 +34,10 @@ def read_columns(
 
     `kind`: a `FileKind`, `ogbench/` and a task, or a function that reads a file of another format, or its name.
     """
-    match kind or kind_of(place):
+    kind = kind or kind_of(place)
+    if download and kind != "minari":
+        raise ConfigError(f"{place}: only Minari data sets can be downloaded; leave download out")
+    match kind:
         case "npz":
             return read_npz(place)
         case "hdf5":
