@@ -76,15 +76,12 @@ class AWAC(Learner):
     Config: ClassVar[type[TargetConfig]] = AWACConfig
     Model = MLPSACModel
     fixed_by_model = ("policy_distribution",)
+    optimized = ("critics", "actor")
     advantage_divisor = "awac_lambda"
-
-    def __init__(self, *, model: MLPSACModel, **hyperparameters: Any) -> None:
-        super().__init__(model=model, **hyperparameters)
-        self.optimizers = {"critics": self.adam(model.critics), "actor": self.adam(model.actor)}
 
     @classmethod
     def model_options(cls, config: Any) -> dict[str, Any]:
-        return {"log_std_bounds": OFFLINE_LOG_STD_BOUNDS, "policy_distribution": config.policy_distribution}
+        return super().model_options(config) | {"log_std_bounds": OFFLINE_LOG_STD_BOUNDS}
 
     @property
     def next_actor(self) -> Any:
