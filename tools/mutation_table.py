@@ -729,8 +729,8 @@ _OFFLINE = [
         "min, mean or max",
         "AWAC values the policy by the mean of both critics",
         "algorithms/awac.py",
-        "q = self.model.critics(batch.obs, actions).amin(0)",
-        "q = self.model.critics(batch.obs, actions).mean(0)",
+        "return self.model.critics(obs, actions).amin(0)",
+        "return self.model.critics(obs, actions).mean(0)",
         "test_awac_update.py",
     ),
     _mistake(

@@ -76,15 +76,12 @@ class AWAC(Learner):
     Config: ClassVar[type[TargetConfig]] = AWACConfig
     Model = MLPSACModel
     fixed_by_model = ("policy_distribution",)
+    optimized = ("critics", "actor")
     advantage_divisor = "awac_lambda"
-
-    def __init__(self, *, model: MLPSACModel, **hyperparameters: Any) -> None:
-        super().__init__(model=model, **hyperparameters)
-        self.optimizers = {"critics": self.adam(model.critics), "actor": self.adam(model.actor)}
 
     @classmethod
     def model_options(cls, config: Any) -> dict[str, Any]:
-        return {"log_std_bounds": OFFLINE_LOG_STD_BOUNDS, "policy_distribution": config.policy_distribution}
+        return super().model_options(config) | {"log_std_bounds": OFFLINE_LOG_STD_BOUNDS}
 
     @property
     def next_actor(self) -> Any:
@@ -106,13 +103,16 @@ class AWAC(Learner):
         return self.model.critics(batch.obs, batch.actions)
 
     def policy(self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """log pi(a|s) of the data's actions and min Q(s, a~), each `[B]`."""
+        """log pi(a|s) of the data's actions, `[B]`, and `policy_values` of the actions that `noise` draws."""
         actor = self.model.actor
         mean, log_std = actor(batch.obs)
         with torch.no_grad():
-            actions = actor.drawn(mean, log_std, noise)
-            q = self.model.critics(batch.obs, actions).amin(0)
+            q = self.policy_values(batch.obs, actor.drawn(mean, log_std, noise))
         return actor.log_density(mean, log_std, batch.actions), q
+
+    def policy_values(self, obs: Tensor, actions: Tensor) -> Tensor:
+        """min Q(s, a~), `[B]`."""
+        return self.model.critics(obs, actions).amin(0)
 
     @torch.no_grad()
     def target(self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor) -> Tensor:

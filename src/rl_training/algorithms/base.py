@@ -92,7 +92,8 @@ class UpdateResult:
 class Learner:
     """Base of all learners: `Learner(model=…, **hyperparameters)`.
 
-    A subclass sets `Config` and `Model`, creates its optimisers, and implements `gradient_step`.
+    A subclass sets `Config` and `Model`, names the networks to optimise or creates `optimizers` itself, and
+    implements `gradient_step`.
     """
 
     name: ClassVar[str]
@@ -100,6 +101,10 @@ class Learner:
     Model: ClassVar[Callable[..., ModelBase]]
     Network: ClassVar[type[NetworkShape]] = NetworkConfig
     discrete: ClassVar[bool] = False
+    # Networks of the model that have an optimiser of their own, by the same name.
+    optimized: ClassVar[tuple[str, ...]] = ()
+    # Terms that not every update has; they are 0 before the first that does.
+    occasional_terms: ClassVar[tuple[str, ...]] = ()
     # Hyperparameters that the model fixes: by default the model's value; any other value is an error.
     fixed_by_model: ClassVar[tuple[str, ...]] = ()
     # Names of the optimisers that a learning-rate schedule applies to; None means all.
@@ -132,7 +137,7 @@ class Learner:
                 raise ConfigError(f"{name} must equal the model's {value}, got {given}")
         self.model = model
         self.device: torch.device = model.device
-        self.optimizers: dict[str, Adam] = {}
+        self.optimizers: dict[str, Adam] = {name: self.adam(getattr(model, name)) for name in self.optimized}
         self.updates = 0
         # Update from which periods are counted (see `ends_period`); not part of the state.
         self.period_offset = 0
@@ -146,14 +151,15 @@ class Learner:
         self._one = torch.ones((), device=self.device)  # `grad_outputs` of `autograd.grad`, allocated once
         self.reward_scale: RewardScale | None = None  # set by `scale_rewards`
         self._terms: Terms = {}
+        self.expect_terms(**dict.fromkeys(self.occasional_terms, 0.0))
         self._follows: dict[tuple[Hashable, ...], dict[str | None, list[Polyak]]] = {}
 
     # Overridden by subclasses.
 
     @classmethod
     def model_options(cls, config: Any) -> dict[str, Any]:
-        """The hyperparameters that are arguments of `Model`."""
-        return {}
+        """The hyperparameters that are arguments of `Model`; by default those that it fixes."""
+        return {name: getattr(config, name) for name in cls.fixed_by_model}
 
     @classmethod
     def configure(cls, config: Any, updates_per_step: int) -> Any:

@@ -56,15 +56,8 @@ class BC(Learner):
     Config = BCConfig
     Model = MLPBCModel
     fixed_by_model = ("stochastic", "policy_distribution")
+    optimized = ("actor",)
     bootstraps = False
-
-    def __init__(self, *, model: MLPBCModel, **hyperparameters: Any) -> None:
-        super().__init__(model=model, **hyperparameters)
-        self.optimizers = {"actor": self.adam(model.actor)}
-
-    @classmethod
-    def model_options(cls, config: Any) -> dict[str, Any]:
-        return {"stochastic": config.stochastic, "policy_distribution": config.policy_distribution}
 
     def gradient_step(self, batch: TransitionBatch, variant: object) -> Terms:
         return self.minimize((batch,), {"actor": self.actor_loss})

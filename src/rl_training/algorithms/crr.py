@@ -21,12 +21,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-import torch
 from torch import Tensor, nn
 
-from rl_training.algorithms.awac import AWAC, Outputs
+from rl_training.algorithms.awac import AWAC, Outputs, awac_loss
 from rl_training.algorithms.base import TargetConfig, Terms
-from rl_training.algorithms.losses import clipped_exponential, cloning_terms, critic_terms
+from rl_training.algorithms.losses import clipped_exponential, cloning_terms
 from rl_training.data.transitions import TransitionBatch
 from rl_training.models.mlp import frozen_copy
 from rl_training.models.mlp_sac import MLPSACModel
@@ -64,18 +63,14 @@ def advantage_weights(advantages: Tensor, config: CRRConfig) -> Tensor:
 
 
 def crr_loss(batch: Mapping[str, Any]) -> Terms:
-    """Every term from precomputed tensors: `q1_values q2_values target_q_values behavior_logprobs advantages
-    advantage_weights`."""
-    q = torch.stack([batch["q1_values"], batch["q2_values"]])
-    return critic_terms(q, batch["target_q_values"]) | cloning_terms(
-        batch["behavior_logprobs"], batch["advantages"], batch["advantage_weights"]
-    )
+    """Every term from precomputed tensors, which are those of `awac_loss`."""
+    return awac_loss(batch)
 
 
 class CRR(AWAC):
     """Critic-regularised regression on an `MLPSACModel`; the learner owns the target policy.
 
-    `outputs`, `target` and `critic_loss` are those of AWAC, with the target policy and m policy actions per state.
+    `outputs` and `critic_loss` are those of AWAC, with the target policy and m policy actions per state.
     """
 
     name = "crr"
@@ -102,14 +97,9 @@ class CRR(AWAC):
         objectives = {"critics": self.critic_loss, "actor": self.actor_loss}
         return self.minimize((self.outputs(batch, next_noise, noise),), objectives, tau=self.config.tau)
 
-    def policy(self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """log pi(a|s) of the data's actions, `[B]`, and the critics' mean at the m actions, `[m, B]`."""
-        actor = self.model.actor
-        mean, log_std = actor(batch.obs)
-        with torch.no_grad():
-            samples = actor.drawn(mean, log_std, noise)  # [m, B, A]
-            q = self.model.critics.over_actions(batch.obs, samples).mean(0)
-        return actor.log_density(mean, log_std, batch.actions), q
+    def policy_values(self, obs: Tensor, actions: Tensor) -> Tensor:
+        """The critics' mean at m actions per state, `[m, B, A] -> [m, B]`."""
+        return self.model.critics.over_actions(obs, actions).mean(0)
 
     def actor_loss(self, outputs: Outputs) -> tuple[Tensor, Terms]:
         advantages = advantage(outputs.q.detach().mean(0), outputs.policy_q, self.config.advantage_type)

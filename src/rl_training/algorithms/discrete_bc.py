@@ -9,8 +9,6 @@ Axes: logits `[B, K]` for K actions.
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from rl_training.algorithms.base import Learner, Terms
@@ -25,11 +23,8 @@ class DiscreteBC(Learner):
     name = "bc"
     Model = MLPDiscreteBCModel
     discrete = True
+    optimized = ("actor",)
     bootstraps = False
-
-    def __init__(self, *, model: MLPDiscreteBCModel, **hyperparameters: Any) -> None:
-        super().__init__(model=model, **hyperparameters)
-        self.optimizers = {"actor": self.adam(model.actor)}
 
     def gradient_step(self, batch: TransitionBatch, variant: object) -> Terms:
         return self.minimize((batch,), {"actor": self.actor_loss})

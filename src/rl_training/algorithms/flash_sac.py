@@ -144,10 +144,6 @@ class FlashSAC(DelayedActor):
         critics = [*model.critics.net.statistics(), *model.target_critics.net.statistics()]
         return {"critics": critics, "actor": model.actor.net.statistics()}
 
-    @classmethod
-    def model_options(cls, config: Any) -> dict[str, Any]:
-        return {"num_bins": config.num_bins, "value_limit": config.value_limit}
-
     @property
     def longest_noise(self) -> int:
         return int(self.config.longest_noise)

@@ -99,8 +99,8 @@ class FQE(Learner):
     def loss(self, batch: TransitionBatch) -> tuple[Tensor, Terms]:
         model = self.model
         with torch.no_grad():
-            next_q = model.offset + model.scale * model.target_critic(batch.next_obs, batch.next_actions)
+            next_q = model.offset + model.scale * model.target_critic(batch.next_obs, batch.next_actions)[0]
             target = td_target(batch.rewards, batch.dones, next_q, self.config.gamma)
-        q = model.critic(batch.obs, batch.actions)
+        q = model.critic(batch.obs, batch.actions)[0]
         terms = fqe_terms(q, target, model.low, model.high, model.offset, model.scale)
         return terms["critic_loss"], terms

@@ -101,11 +101,8 @@ class FQL(Learner):
     Config = FQLConfig
     Model = MLPFQLModel
     Network = FQLNetwork
+    optimized = ("critics", "flow", "actor")
     targets_first = True
-
-    def __init__(self, *, model: MLPFQLModel, **hyperparameters: Any) -> None:
-        super().__init__(model=model, **hyperparameters)
-        self.optimizers = {name: self.adam(getattr(model, name)) for name in ("critics", "flow", "actor")}
 
     def gradient_step(self, batch: TransitionBatch, variant: object) -> Terms:
         noise = self.normal(3, *batch.actions.shape)  # of a', of the flow's start, and of a

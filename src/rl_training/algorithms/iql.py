@@ -93,19 +93,8 @@ class IQL(Learner):
     Config: ClassVar[type[ImplicitConfig]] = IQLConfig
     Model = MLPIQLModel
     fixed_by_model: ClassVar[tuple[str, ...]] = ("policy_distribution",)
+    optimized = ("critics", "value", "actor")
     scheduled = ("actor",)
-
-    def __init__(self, *, model: MLPIQLModel, **hyperparameters: Any) -> None:
-        super().__init__(model=model, **hyperparameters)
-        self.optimizers = {
-            "critics": self.adam(model.critics),
-            "value": self.adam(model.value),
-            "actor": self.adam(model.actor),
-        }
-
-    @classmethod
-    def model_options(cls, config: Any) -> dict[str, Any]:
-        return {name: getattr(config, name) for name in cls.fixed_by_model}
 
     def gradient_step(self, batch: TransitionBatch, variant: object) -> Terms:
         objectives = {"critics": self.critic_loss, "value": self.value_loss, "actor": self.actor_loss}

@@ -97,12 +97,9 @@ class ReBRAC(Learner):
     Config = ReBRACConfig
     Model = MLPTD3Model
     Network = ReBRACNetwork
+    optimized = ("critics", "actor")
+    occasional_terms = ("actor_loss", "bc_loss", "q_scale")
     extras = (NEXT_ACTIONS,)
-
-    def __init__(self, *, model: MLPTD3Model, **hyperparameters: Any) -> None:
-        super().__init__(model=model, **hyperparameters)
-        self.optimizers = {"critics": self.adam(model.critics), "actor": self.adam(model.actor)}
-        self.expect_terms(actor_loss=0.0, bc_loss=0.0, q_scale=0.0)
 
     @by_rows
     def explore(self, policy: Policy, obs: Tensor, rng: Draws, progress: float | Tensor) -> Tensor:

@@ -97,10 +97,6 @@ class RLPD(DelayedActor):
     fixed_by_model = ("num_critics", "layer_norm")
     entropy_per_dimension = -0.5
 
-    @classmethod
-    def model_options(cls, config: Any) -> dict[str, Any]:
-        return {"num_critics": config.num_critics, "layer_norm": config.layer_norm}
-
     @property
     def summary(self) -> str:
         config = self.config

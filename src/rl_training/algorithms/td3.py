@@ -70,11 +70,8 @@ class TD3(Learner):
     name = "td3"
     Config: ClassVar[type[DelayedUpdateConfig]] = TD3Config
     Model = MLPTD3Model
-
-    def __init__(self, *, model: MLPTD3Model, **hyperparameters: Any) -> None:
-        super().__init__(model=model, **hyperparameters)
-        self.optimizers = {"critics": self.adam(model.critics), "actor": self.adam(model.actor)}
-        self.expect_terms(actor_loss=0.0)
+    optimized = ("critics", "actor")
+    occasional_terms: ClassVar[tuple[str, ...]] = ("actor_loss",)
 
     @by_rows
     def explore(self, policy: Policy, obs: Tensor, rng: Draws, progress: float | Tensor) -> Tensor:

@@ -51,10 +51,7 @@ class TD3BC(TD3):
 
     name = "td3_bc"
     Config = TD3BCConfig
-
-    def __init__(self, **arguments: Any) -> None:
-        super().__init__(**arguments)
-        self.expect_terms(bc_loss=0.0, q_scale=0.0)
+    occasional_terms = ("actor_loss", "bc_loss", "q_scale")
 
     def actor_loss(self, batch: TransitionBatch, noise: Tensor) -> tuple[Tensor, Terms]:
         policy_actions = self.model.actor(batch.obs)

@@ -124,10 +124,6 @@ class TQC(SoftActorCritic):
                 f"got {self.config.top_quantiles_to_drop_per_net}"
             )
 
-    @classmethod
-    def model_options(cls, config: Any) -> dict[str, Any]:
-        return {"num_critics": config.num_critics, "n_quantiles": config.n_quantiles}
-
     def gradient_step(self, batch: TransitionBatch, variant: object) -> Terms:
         next_noise, noise = self.normal(2, *batch.actions.shape)  # for a' and for a
         objectives = {"critics": self.critic_loss} | ({"actor": self.actor_loss} if variant else {})

@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rl_training.experiment.files import decode_json, encode_json, failpoint, sync_folder
+from rl_training.experiment.files import decode_json, encode_json, failpoint, os_errors, sync_folder
 from rl_training.platforms import POSIX, flags, lock, unlock
 
 _FORMAT = "rl-training rows 1"
@@ -90,10 +90,10 @@ def make_packed(
             return made
         _remove_abandoned(path)
         try:
-            with _problems_of(path.parent):
+            with os_errors(str(path.parent), UnusableFolder):
                 rows = _room(handle, shape)
             contents = fill(rows)  # an error in the data is not a problem of the folder
-            with _problems_of(path.parent):
+            with os_errors(str(path.parent), UnusableFolder):
                 _complete(handle, identity, contents)
                 failpoint(f"before rename {path.name}")
                 temporary.replace(path)
@@ -110,7 +110,7 @@ def make_packed(
 @contextmanager
 def _claimed(temporary: Path, wait: Callable[[str], None]) -> Iterator[int]:
     """Open and lock the unfinished file; reuses that of a killed process."""
-    with _problems_of(temporary.parent):
+    with os_errors(str(temporary.parent), UnusableFolder):
         handle = _lock(temporary, wait)
     try:
         yield handle
@@ -196,15 +196,6 @@ def _remove_abandoned(path: Path) -> None:
                 left.unlink()
             finally:
                 os.close(handle)
-
-
-@contextmanager
-def _problems_of(folder: Path) -> Iterator[None]:
-    """Convert an `OSError` to `UnusableFolder`."""
-    try:
-        yield
-    except OSError as error:
-        raise UnusableFolder(f"{folder}: {error.strerror or error}") from None
 
 
 def as_tensor(rows: NDArray[np.float32]) -> Tensor:

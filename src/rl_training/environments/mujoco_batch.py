@@ -21,32 +21,11 @@ from gymnasium.envs.registration import load_env_creator
 from gymnasium.utils import seeding
 from numpy.typing import NDArray
 
-from rl_training.environments.mujoco_runners import Ant, HalfCheetah, Hopper, Humanoid, Swimmer, Walker2d
-from rl_training.environments.mujoco_tasks import (
-    InvertedDoublePendulum,
-    InvertedPendulum,
-    Pusher,
-    Reacher,
-    Task,
-    Values,
-)
+from rl_training.environments.mujoco_tasks import TASKS, Task, Values
 from rl_training.environments.running import Steps
 from rl_training.memory import available_cores
 from rl_training.platforms import after_fork
 
-# Tasks by the module of the Gymnasium environment, without its version.
-TASKS: dict[str, type[Task]] = {
-    "ant": Ant,
-    "half_cheetah": HalfCheetah,
-    "hopper": Hopper,
-    "humanoid": Humanoid,
-    "inverted_double_pendulum": InvertedDoublePendulum,
-    "inverted_pendulum": InvertedPendulum,
-    "pusher": Pusher,
-    "reacher": Reacher,
-    "swimmer": Swimmer,
-    "walker2d": Walker2d,
-}
 _ENTRY_POINT = re.compile(r"gymnasium\.envs\.mujoco\.(\w+)_v([45]):\w+")
 # Versions of Gymnasium whose arithmetic was compared; another one may compute the last bit in another way.
 _COMPARED = re.compile(r"1\.4\..*")

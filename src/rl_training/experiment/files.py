@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rl_training.errors import ClaimLost, ConfigError, RLTrainingError
+from rl_training.errors import ClaimLost, ConfigError
 
 MAX_JSON_BYTES = 256 * 2**20
 _MOST_DIGITS = 300
@@ -39,7 +39,7 @@ failpoint: Callable[[str], None] = _no_failure
 
 
 @contextlib.contextmanager
-def os_errors(problem: str, kind: Callable[[str], RLTrainingError] = ConfigError) -> Iterator[None]:
+def os_errors(problem: str, kind: Callable[[str], Exception] = ConfigError) -> Iterator[None]:
     """Raise an `OSError` of the block as an error of `kind`, in one line that begins with `problem`."""
     try:
         yield

@@ -6,8 +6,9 @@ raw ones.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar, Unpack
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -75,18 +76,33 @@ class Model(nn.Module):
 
 
 class ActorCriticModel(Model):
-    """An actor with N critics and, unless `has_targets` is false, their target copies."""
+    """An actor with N critics and, unless `has_targets` is false, their target copies.
+
+    `critic_hidden_sizes` are those of the critics, by default `hidden_sizes`; other `options` are of all networks.
+    """
 
     has_values = True
     has_targets: ClassVar[bool] = True
 
     def __init__(
-        self, obs_dim: int, actor: nn.Module, critics: Critics | ChoiceCritics, *, normalize_observations: bool
+        self,
+        obs_dim: int,
+        action_dim: int,
+        hidden_sizes: Sequence[int],
+        make_actor: Callable[..., nn.Module],
+        make_critics: Callable[..., Critics | ChoiceCritics],
+        *,
+        critic_hidden_sizes: Sequence[int] | None = None,
+        normalize_observations: bool = False,
+        **options: Unpack[NetworkOptions],
     ) -> None:
+        actor = make_actor(obs_dim, action_dim, hidden_sizes, **actor_options(options))
         super().__init__(obs_dim, actor, normalize_observations=normalize_observations)
-        self.critics = critics
+        self.network_options = options
+        self.critic_sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
+        self.critics = make_critics(obs_dim, action_dim, self.critic_sizes, **options)
         if self.has_targets:
-            self.target_critics = frozen_copy(critics)
+            self.target_critics = frozen_copy(self.critics)
 
     def targets(self) -> dict[nn.Module, nn.Module]:
         return {self.target_critics: self.critics} if self.has_targets else {}
@@ -137,27 +153,18 @@ class StochasticActorCritic(ActorCriticModel):
         hidden_sizes: Sequence[int],
         num_critics: int,
         *,
-        critic_hidden_sizes: Sequence[int] | None = None,
         critic_quantiles: int | None = None,
-        normalize_observations: bool = False,
         log_std_bounds: tuple[float, float] = LOG_STD_BOUNDS,
         policy_distribution: PolicyDistribution = "tanh",
-        **options: Unpack[NetworkOptions],
+        **options: Any,
     ) -> None:
-        options = NetworkOptions(init="torch") | options
-        sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
         super().__init__(
             obs_dim,
-            normal_actor(
-                policy_distribution,
-                obs_dim,
-                action_dim,
-                hidden_sizes,
-                log_std_bounds=log_std_bounds,
-                **actor_options(options),
-            ),
-            Critics(num_critics, obs_dim, action_dim, sizes, quantiles=critic_quantiles, **options),
-            normalize_observations=normalize_observations,
+            action_dim,
+            hidden_sizes,
+            partial(normal_actor, policy_distribution, log_std_bounds=log_std_bounds),
+            partial(Critics, num_critics, quantiles=critic_quantiles),
+            **{"init": "torch"} | options,
         )
         self.policy_distribution = policy_distribution
 

@@ -85,9 +85,6 @@ class EnsembleRenormMLP(BatchNormNetwork):
 class RenormMLP(SingleBatchNormNetwork, EnsembleRenormMLP):
     """One such network."""
 
-    def __init__(self, in_features: int, hidden_sizes: Sequence[int], out_features: int, **options: Any) -> None:
-        super().__init__(1, in_features, hidden_sizes, out_features, **options)
-
     def steps(self, outputs: int | None = None) -> list[Step]:
         """The operations of a call; each norm is part of the linear layer that follows it."""
         found: list[Step] = []

@@ -10,7 +10,7 @@ scales the gain and shift of each BN together, and the gain of RMSNorm, to norm 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypedDict, Unpack
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -34,14 +34,6 @@ class Sphere(NamedTuple):
     axis: int  # counted from the end, as the tensors of S learners have one more axis in front
     radius: float
     epsilon: float
-
-
-class FlashOptions(TypedDict, total=False):
-    """Keywords of an `EnsembleFlash`."""
-
-    residual_blocks: int
-    layer_norm: bool
-    activation: Activation
 
 
 @torch.no_grad()
@@ -131,11 +123,6 @@ class EnsembleFlash(BatchNormNetwork):
 
 class Flash(SingleBatchNormNetwork, EnsembleFlash):
     """One such network."""
-
-    def __init__(
-        self, in_features: int, hidden_sizes: Sequence[int], out_features: int, **options: Unpack[FlashOptions]
-    ) -> None:
-        super().__init__(1, in_features, hidden_sizes, out_features, **options)
 
     def feature_steps(self) -> list[Step]:
         """Each BN is part of its linear layer."""

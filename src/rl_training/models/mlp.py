@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Annotated, Any, Literal, TypedDict, TypeVar, Unpack
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -105,16 +105,6 @@ class ThreeLayerConfig(NetworkConfig):
 
     hidden_sizes: Sizes = (256, 256, 256)
     """sizes of the hidden layers of every network"""
-
-
-class MLPOptions(TypedDict, total=False):
-    """Keywords of an `EnsembleMLP`; modules that contain one pass them on."""
-
-    layer_norm: bool
-    layer_norm_epsilon: float
-    norm_after_activation: bool
-    activation: Activation
-    init: Init
 
 
 def _init_matrix(weight: Tensor, bias: Tensor, fan_in: int, init: Init) -> None:
@@ -271,7 +261,13 @@ class EnsembleNetwork(nn.Module):
 
 
 class SingleNetwork(EnsembleNetwork):
-    """Base of a single network: an ensemble of one without its axis, `[B, in] -> [B, out]`."""
+    """Base of a single network: an ensemble of one without its axis, `[B, in] -> [B, out]`.
+
+    The second base of a subclass is the ensemble, whose `options` it takes.
+    """
+
+    def __init__(self, in_features: int, hidden_sizes: Sequence[int], out_features: int, **options: Any) -> None:
+        super().__init__(1, in_features, hidden_sizes, out_features, **options)  # type: ignore[call-arg, arg-type]
 
     def forward(self, x: Tensor, frozen: bool = False, members: Members = None) -> Tensor:
         return super().forward(x, frozen, members).squeeze(0)
@@ -354,11 +350,6 @@ class EnsembleMLP(EnsembleNetwork):
 
 class MLP(SingleNetwork, EnsembleMLP):
     """One network `in -> hidden … -> out`."""
-
-    def __init__(
-        self, in_features: int, hidden_sizes: Sequence[int], out_features: int, **options: Unpack[MLPOptions]
-    ) -> None:
-        super().__init__(1, in_features, hidden_sizes, out_features, **options)
 
 
 def frozen_copy(module: Network) -> Network:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Unpack
 
 import torch
@@ -81,20 +82,12 @@ class MLPFlashSACModel(MLPSACModel):
         action_dim: int,
         hidden_sizes: Sequence[int],
         *,
-        critic_hidden_sizes: Sequence[int] | None = None,
         num_bins: int = 101,
         value_limit: float = 5.0,
-        normalize_observations: bool = False,
         **options: Any,
     ) -> None:
         require_defaults("flash_sac", options, "network", "layer_norm_epsilon")
-        options = options | {"network": "flash"}
-        sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
-        ActorCriticModel.__init__(
-            self,
-            obs_dim,
-            FlashActor(obs_dim, action_dim, hidden_sizes, **options),
-            FlashCritics(obs_dim, action_dim, sizes, num_bins=num_bins, limit=value_limit, **options),
-            normalize_observations=normalize_observations,
-        )
+        critics = partial(FlashCritics, num_bins=num_bins, limit=value_limit)
+        shape, options = (obs_dim, action_dim, hidden_sizes), options | {"network": "flash"}
+        ActorCriticModel.__init__(self, *shape, FlashActor, critics, **options)
         self.num_bins, self.value_limit, self.policy_distribution = num_bins, value_limit, "tanh"

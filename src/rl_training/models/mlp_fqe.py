@@ -13,36 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.models.actor_critic import batched
+from rl_training.models.critics import ChoiceCritics, Critics
 from rl_training.models.mlp import frozen_copy
-from rl_training.models.networks import NetworkOptions, build_network
+from rl_training.models.networks import NetworkOptions
 from rl_training.models.policies import Normalizer
-
-
-class ActionValue(nn.Module):
-    """Q(s, a), `[B]`, for action vectors `[B, A]` or for discrete actions `[B]`, with one output per action."""
-
-    def __init__(
-        self,
-        obs_dim: int,
-        action_dim: int,
-        hidden_sizes: Sequence[int],
-        *,
-        num_actions: int = 0,
-        **options: Unpack[NetworkOptions],
-    ) -> None:
-        super().__init__()
-        self.num_actions = num_actions
-        inputs = obs_dim if num_actions else obs_dim + action_dim
-        self.net = build_network(inputs, hidden_sizes, num_actions or 1, **options)
-
-    def forward(self, obs: Tensor, actions: Tensor) -> Tensor:
-        if self.num_actions:
-            return self.of_all(obs).gather(-1, actions[:, None]).squeeze(-1)
-        return self.net(torch.cat([obs, actions], dim=-1)).squeeze(-1)
-
-    def of_all(self, obs: Tensor) -> Tensor:
-        """Q(s, ·) of all discrete actions, `[B, K]`."""
-        return self.net(obs)
 
 
 class MLPFQEModel(nn.Module):
@@ -68,7 +42,11 @@ class MLPFQEModel(nn.Module):
         self.obs_dim, self.action_dim, self.num_actions = obs_dim, action_dim, num_actions
         self.normalizer = Normalizer(obs_dim, enabled=normalize_observations)
         sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
-        self.critic = ActionValue(obs_dim, action_dim, sizes, num_actions=num_actions, **options)
+        self.critic = (
+            ChoiceCritics(1, obs_dim, num_actions, sizes, **options)
+            if num_actions
+            else Critics(1, obs_dim, action_dim, sizes, **options)
+        )
         self.target_critic = frozen_copy(self.critic)
         self.register_buffer("offset", torch.zeros(()))
         self.register_buffer("scale", torch.ones(()))
@@ -92,11 +70,11 @@ class MLPFQEModel(nn.Module):
         """Q(s, a) in the units of the rewards, `[B]`, clipped to the bounds."""
         obs = batched(obs)
         actions = actions if self.num_actions else batched(actions)
-        return self._in_units(self.critic(self.normalizer(obs), actions))
+        return self._in_units(self.critic(self.normalizer(obs), actions)[0])
 
     def all_q_values(self, obs: Tensor) -> Tensor:
         """Q(s, ·) of every discrete action, `[B, K]`."""
-        return self._in_units(self.critic.of_all(self.normalizer(batched(obs))))
+        return self._in_units(self.critic.net(self.normalizer(batched(obs)))[0])
 
     def _in_units(self, q: Tensor) -> Tensor:
         return (self.offset + self.scale * q).clamp(self.low, self.high)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Unpack
+from functools import partial
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -58,25 +59,11 @@ class MLPFQLModel(TwoCritics):
 
     actor: OneStepActor
 
-    def __init__(
-        self,
-        obs_dim: int,
-        action_dim: int,
-        hidden_sizes: Sequence[int],
-        *,
-        critic_hidden_sizes: Sequence[int] | None = None,
-        normalize_observations: bool = False,
-        **options: Unpack[NetworkOptions],
-    ) -> None:
-        sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
-        options = NetworkOptions(init="xavier", norm_after_activation=True) | options
-        super().__init__(
-            obs_dim,
-            OneStepActor(obs_dim, action_dim, hidden_sizes, **actor_options(options)),
-            Critics(2, obs_dim, action_dim, sizes, **options),
-            normalize_observations=normalize_observations,
-        )
-        self.flow = build_network(obs_dim + action_dim + 1, hidden_sizes, action_dim, **actor_options(options))
+    def __init__(self, obs_dim: int, action_dim: int, hidden_sizes: Sequence[int], **options: Any) -> None:
+        options = dict[str, Any](init="xavier", norm_after_activation=True) | options
+        super().__init__(obs_dim, action_dim, hidden_sizes, OneStepActor, partial(Critics, 2), **options)
+        own = actor_options(self.network_options)
+        self.flow = build_network(obs_dim + action_dim + 1, hidden_sizes, action_dim, **own)
 
     def flow_actions(self, obs: Tensor, noise: Tensor, steps: int) -> Tensor:
         """The clipped actions of the flow policy: `steps` of Euler's method from `noise [B, A]` at t = 0."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Unpack
+from functools import partial
+from typing import Any
 
 from torch import Tensor, nn
 
 from rl_training.models.actor_critic import ActorCriticModel
 from rl_training.models.critics import Critics
 from rl_training.models.mlp import frozen_copy
-from rl_training.models.networks import NetworkOptions, actor_options
 from rl_training.models.policies import DeterministicActor
 
 
@@ -19,23 +19,9 @@ class MLPTD3Model(ActorCriticModel):
 
     num_members = 2
 
-    def __init__(
-        self,
-        obs_dim: int,
-        action_dim: int,
-        hidden_sizes: Sequence[int],
-        *,
-        critic_hidden_sizes: Sequence[int] | None = None,
-        normalize_observations: bool = False,
-        **options: Unpack[NetworkOptions],
-    ) -> None:
-        sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
-        super().__init__(
-            obs_dim,
-            DeterministicActor(obs_dim, action_dim, hidden_sizes, **actor_options(options)),
-            Critics(self.num_members, obs_dim, action_dim, sizes, **options),
-            normalize_observations=normalize_observations,
-        )
+    def __init__(self, obs_dim: int, action_dim: int, hidden_sizes: Sequence[int], **options: Any) -> None:
+        critics = partial(Critics, self.num_members)
+        super().__init__(obs_dim, action_dim, hidden_sizes, DeterministicActor, critics, **options)
         self.target_actor = frozen_copy(self.actor)
 
     def targets(self) -> dict[nn.Module, nn.Module]:

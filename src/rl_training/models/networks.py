@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 from rl_training.errors import ConfigError
 from rl_training.models.batch_renorm import EnsembleRenormMLP, RenormMLP
 from rl_training.models.flash import EnsembleFlash, Flash
 from rl_training.models.mlp import (
     MLP,
+    Activation,
     EnsembleMLP,
     EnsembleNetwork,
-    MLPOptions,
+    Init,
     NetworkShape,
     SingleNetwork,
     find_factory,
@@ -46,9 +47,14 @@ KINDS = {
 }
 
 
-class NetworkOptions(MLPOptions, total=False):
+class NetworkOptions(TypedDict, total=False):
     """Keywords of a network; models pass them on."""
 
+    layer_norm: bool
+    layer_norm_epsilon: float
+    norm_after_activation: bool
+    activation: Activation
+    init: Init
     network: str  # one of `KINDS`, or `module:factory`
     network_kwargs: dict[str, Any]
     residual_blocks: int

@@ -9,7 +9,6 @@ are 0, and epsilon is 1e-6. Mean and log std of an actor are one orthogonal matr
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypedDict, Unpack
 
 from torch import Tensor, nn
 
@@ -25,15 +24,6 @@ from rl_training.models.mlp import (
 from rl_training.models.steps import Step
 
 EXPANSION = 4  # inner width of a block, in widths of the network
-
-
-class SimBaOptions(TypedDict, total=False):
-    """Keywords of an `EnsembleSimBa`."""
-
-    residual_blocks: int
-    layer_norm: bool
-    layer_norm_epsilon: float
-    activation: Activation
 
 
 def one_width(hidden_sizes: Sequence[int], kind: str) -> int:
@@ -103,8 +93,3 @@ class EnsembleSimBa(EnsembleNetwork):
 
 class SimBa(SingleNetwork, EnsembleSimBa):
     """One SimBa network."""
-
-    def __init__(
-        self, in_features: int, hidden_sizes: Sequence[int], out_features: int, **options: Unpack[SimBaOptions]
-    ) -> None:
-        super().__init__(1, in_features, hidden_sizes, out_features, **options)

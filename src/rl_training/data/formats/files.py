@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from rl_training.data.columns import ENDS_AT_TIMEOUTS, Columns
 from rl_training.errors import DatasetError, MissingDependencyError, RLTrainingError
+from rl_training.experiment.files import os_errors
 from rl_training.memory import human_bytes
 
 SMALL = 4096  # more than the components of any action space
@@ -114,7 +115,7 @@ def new_folder(target: Path) -> Iterator[Path]:
 def _staged(target: Path, problem: type[RLTrainingError] = DatasetError) -> Iterator[Path]:
     if target.exists():
         raise problem(_exists(target))
-    try:
+    with os_errors(f"{target}: cannot be written", problem):
         target.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=".tmp-", dir=target.parent))
         try:
@@ -122,8 +123,6 @@ def _staged(target: Path, problem: type[RLTrainingError] = DatasetError) -> Iter
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         _sync(target.parent)
-    except OSError as error:
-        raise problem(f"{target}: cannot be written: {error.strerror or error}") from None
 
 
 def _exists(target: Path) -> str:
