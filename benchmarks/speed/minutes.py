@@ -3,7 +3,7 @@
     python -m benchmarks.speed.minutes [--task HalfCheetah Ant Humanoid] [--algo flash_sac] [--environments 256 …]
         [--updates 8 …] [--batch 2048] [--n-step 1] [--seeds 0 1 2] [--minutes 5] [--within 9] [--every 5]
         [--episodes 10] [--target RETURN] [--buffer 1000000] [--starts N] [--steps 10000000] [--set KEY=VALUE …]
-        [--go-on] [--tf32] [--device D] [--json FILE]
+        [--go-on] [--tf32] [--together 1] [--device D] [--json FILE]
 
 Several numbers of environments, or of updates per step of all of them, are runs one after the other: with few
 minutes and one seed each, and `--go-on`, they show which numbers suit a machine. `--task` may be any Gymnasium id
@@ -11,6 +11,7 @@ with `--target`. A run is evaluated every so many seconds of training. It ends a
 the return (not with `--go-on`), `--minutes` after set-up and compiling, or when all runs have taken `--within`
 minutes. Its curve is kept after every evaluation: environment steps, updates, return, seconds. Seconds count from
 the start of the call, set-up and compiling included and evaluations left out; these three are kept separately.
+`--together` records how many such runs share the machine at the time.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE")
     parser.add_argument("--go-on", action="store_true", help="train on after the return is reached")
     parser.add_argument("--tf32", action="store_true")
+    parser.add_argument("--together", type=int, default=1, help="runs that share the machine, to be recorded")
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()
     if options.target is None and (others := set(options.task) - set(TASKS)):
@@ -158,7 +160,8 @@ def runs(options: argparse.Namespace) -> Iterator[tuple[Entry, TrainConfig]]:
                      "batch": options.batch, "n_step": options.n_step, "buffer": options.buffer,
                      "starts": config.algo_kwargs["learning_starts"], "tf32": options.tf32,
                      "settings": " ".join(options.set), "seed": seed, "target": target, "env": config.env_id,
-                     "minutes": options.minutes, "episodes": options.episodes}  # fmt: skip
+                     "minutes": options.minutes, "episodes": options.episodes,
+                     "together": options.together}  # fmt: skip
             yield about, config
 
 
@@ -177,14 +180,14 @@ def row_of(entries: list[Entry]) -> list[str]:
     seeds = ", ".join(str(e["seed"]) for e in entries)
     overhead = [sum(e[name] for e in entries) / len(entries) for name in ("setup", "compiling", "evaluating")]
     return [
-        first["algo"], first["env"], str(first["environments"]), str(first["updates"]), str(first["batch"]), more,
+        first["algo"], first["env"], str(first.get("together", 1)), str(first["environments"]), str(first["updates"]), str(first["batch"]), more,
         number(first["target"]), seeds, ", ".join(minutes), report.returns([end[2] for end in ends]),
         f"{ends[0][3] / 60:.1f}", *map(number, rates), " + ".join(f"{value:.0f}" for value in overhead),
     ]  # fmt: skip
 
 
 _HEADER = [
-    "algorithm", "task", "environments", "updates per step of all", "batch", "settings", "return", "seeds",
+    "algorithm", "task", "runs at a time", "environments", "updates per step of all", "batch", "settings", "return", "seeds",
     "minutes until it", "last evaluation", "at minute (first seed)", "steps/s", "updates/s",
     "set-up + compiling + evaluations, s",
 ]  # fmt: skip
