@@ -29,6 +29,8 @@ from rl_training.errors import ConfigError
 from rl_training.models.flash import Sphere
 
 Tensors = dict[str, Tensor]
+# Attributes of `Learner` that `gradient_step` does not read.
+_OF_RUNS = {"updates", "version", "step_interrupted"}
 
 
 class _Settings:
@@ -146,6 +148,30 @@ def _require_same_start(learners: Sequence[Learner]) -> None:
         )
 
 
+def _require_same_constants(learners: Sequence[Learner]) -> None:
+    """Raise if the members differ in a number that an update would read from the first of them.
+
+    Settings are read from `config`, which has a value for each member, and tensors of modules are stacked. A number
+    that a learner or one of its modules stores, such as one computed from a setting, is neither.
+    """
+    owners = [[learner, *_Networks(learner).modules()] for learner in learners]
+    ignored = {*_OF_RUNS, *learners[0].fixed_by_model}
+    for first, *others in zip(*owners):
+        for name, value in vars(first).items():
+            if name in ignored or not isinstance(value, int | float | Tensor):
+                continue
+            if any(not _same(getattr(other, name, None), value) for other in others):
+                raise ConfigError(
+                    f"{learners[0].name}: the members differ in {type(first).__name__}.{name}, of which an update "
+                    "would read the first one's; compute it from self.config there, or use population: off",
+                    key="population",
+                )
+
+
+def _same(one: Any, other: Any) -> bool:
+    return torch.equal(one, other) if isinstance(one, Tensor) and isinstance(other, Tensor) else bool(one == other)
+
+
 class Stack:
     """S learners with networks of the same shapes; the constructor moves their tensors into the stack."""
 
@@ -157,6 +183,7 @@ class Stack:
         members = [_Networks(learner).tensors() for learner in learners]
         _require_same_shapes(members)
         _require_same_start(learners)
+        _require_same_constants(learners)
         self.tensors: Tensors = {key: torch.stack([own[key].detach() for own in members]) for key in first}
         for i, own in enumerate(members):
             for key, tensor in own.items():
