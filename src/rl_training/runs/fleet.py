@@ -56,11 +56,12 @@ def train(specs: Sequence[RunSpec], turns: Sequence[Sequence[int]] | None = None
         for turn in turns or [range(len(members))]:
             left, at_a_time = [members[i] for i in turn], population
             while left:
-                group = _build(left, at_a_time)
+                built = _build(left, at_a_time)
+                group = _in_phase(built)
                 guard.catch()
                 _open(group, ended)
                 Lockstep(group, guard).run()
-                at_a_time, left = len(group), left[len(group) :]
+                at_a_time, left = len(built), [member for member in left if member not in group]
                 ended += group if population != "off" else []
     finally:
         for member in members:
@@ -108,7 +109,8 @@ class Member:
 
     def build(self) -> Regime:
         """Continue until the run is built; raises the error that prevents it."""
-        self.advance()
+        if self.regime is None:
+            self.advance()
         if self.error is not None:
             raise self.error
         assert self.regime is not None
@@ -174,6 +176,26 @@ def _build(members: Sequence[Member], population: str | int) -> list[Member]:
     group = [first, *others[: _number_that_fits(regime, len(members), population) - 1]]
     for member in group[1:]:
         member.build()
+    return group
+
+
+def _in_phase(built: Sequence[Member]) -> list[Member]:
+    """Those of `built` whose delayed updates (`policy_delay`) are due together with the first one's.
+
+    The delay counts from the first environment step. The runs of `init_from` may have made different numbers of
+    updates before it; then the other members follow.
+    """
+    phases = []
+    for regime in (member.build() for member in built):
+        phases.append(regime.pretraining % (getattr(regime.learner.config, "policy_delay", None) or 1))
+    group = [member for member, phase in zip(built, phases) if phase == phases[0]]
+    if len(group) < len(built):
+        _log.warning(
+            "init_from: the runs have different numbers of updates, so %d of %d members are trained together and "
+            "the others follow",
+            len(group),
+            len(built),
+        )
     return group
 
 

@@ -30,7 +30,7 @@ from rl_training.models.flash import Sphere
 
 Tensors = dict[str, Tensor]
 # Attributes of `Learner` that `gradient_step` does not read.
-_OF_RUNS = {"updates", "version", "step_interrupted"}
+_OF_RUNS = {"updates", "period_offset", "version", "step_interrupted"}
 
 
 class _Settings:
