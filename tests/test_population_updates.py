@@ -6,6 +6,7 @@ What is drawn is the same to the bit. What is computed is the same up to the ord
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -260,6 +261,9 @@ def test_members_may_differ_in_every_number(kind: Kind, updates: int) -> None:
     assert_members_equal(kind, changes, updates=updates)
 
 
+_PLACES = itertools.count()
+
+
 class _Head(torch.nn.Module):
     def __init__(self, scale: float) -> None:
         super().__init__()
@@ -274,6 +278,7 @@ class _Stored(SAC):
     def __init__(self, *, model: Any, **hyperparameters: Any) -> None:
         super().__init__(model=model, **hyperparameters)
         half = 0.5 * self.config.gamma
+        self.last, self.place = float("nan"), next(_PLACES)  # as a learner may have of its own
         if self.where == "learner":
             self.half = half
         elif self.where == "tensor":

@@ -29,8 +29,6 @@ from rl_training.errors import ConfigError
 from rl_training.models.flash import Sphere
 
 Tensors = dict[str, Tensor]
-# Attributes of `Learner` that `gradient_step` does not read.
-_OF_RUNS = {"updates", "period_offset", "version", "step_interrupted"}
 
 
 class _Settings:
@@ -155,10 +153,9 @@ def _require_same_constants(learners: Sequence[Learner]) -> None:
     that a learner or one of its modules stores, such as one computed from a setting, is neither.
     """
     owners = [[learner, *_Networks(learner).modules()] for learner in learners]
-    ignored = {*_OF_RUNS, *learners[0].fixed_by_model}
     for first, *others in zip(*owners):
         for name, value in vars(first).items():
-            if name in ignored or not isinstance(value, int | float | Tensor):
+            if not isinstance(value, float | Tensor) or name in learners[0].fixed_by_model:
                 continue
             if any(not _same(getattr(other, name, None), value) for other in others):
                 raise ConfigError(
@@ -169,7 +166,9 @@ def _require_same_constants(learners: Sequence[Learner]) -> None:
 
 
 def _same(one: Any, other: Any) -> bool:
-    return torch.equal(one, other) if isinstance(one, Tensor) and isinstance(other, Tensor) else bool(one == other)
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    return str(one) == str(other)  # NaN equals itself
 
 
 class Stack:
