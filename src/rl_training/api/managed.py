@@ -341,10 +341,11 @@ class ManagedAlgorithm(Generic[Seeds]):
                 if key == "env_id" and isinstance(source.maker, TensorEnvMaker):
                     fields["num_envs"] = source.maker.number(self.config.num_envs)
                 given = given - {key} if source.by_name else given | {key}
+                single = source.maker is not None and source.maker.single_instance
+                if key == "env_id" and env_kwargs and (source.kwargs or single):
+                    problem = "env_kwargs: the environment is made already; give its id or its class"
+                    raise ConfigError(problem, key="env_kwargs")
                 if key == "env_id" and source.kwargs:
-                    if env_kwargs:
-                        problem = "env_kwargs: the environment is made already; give its id or its class"
-                        raise ConfigError(problem, key="env_kwargs")
                     fields["env_kwargs"] = dict(source.kwargs)
         own = self._given.wrappers
         if wrappers is not None:
