@@ -229,7 +229,11 @@ def test_members_that_continue_runs_of_different_lengths_equal_their_single_runs
     together = [run_record(member.run_dir)["trained_with"] for member in members]
     first, second, third = names
     assert together == ([[first, third], [second], [first, third]] if apart else [names] * 3)
-    assert all(run_record(member.run_dir)["population"]["members"].count(first) == 1 for member in members)
+    assert all(run_record(member.run_dir)["population"] == {"members": names} for member in members)
+    again: Any = model.resume(70, progress_bar=False)
+    assert [result.run_dir.name for result in again] == names
+    assert [member.config.seed for member in model.members] == [3, 4, 5]
+    assert [member.run_dir.name for member in model.members if member.run_dir is not None] == names
 
 
 def test_rewards_of_new_rows_are_scaled_as_the_data_are(tmp_path: Path) -> None:

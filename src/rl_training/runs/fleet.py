@@ -59,7 +59,7 @@ def train(specs: Sequence[RunSpec], turns: Sequence[Sequence[int]] | None = None
                 built = _build(left, at_a_time)
                 group = _in_phase(built)
                 guard.catch()
-                _open(group, ended)
+                _open(group, [member for member in members if member in ended or member in group])
                 Lockstep(group, guard).run()
                 at_a_time, left = len(built), [member for member in left if member not in group]
                 ended += group if population != "off" else []
@@ -216,17 +216,20 @@ def _number_that_fits(built: Regime, wanted: int, population: str | int) -> int:
     return min(fit, most)
 
 
-def _open(group: Sequence[Member], ended: Sequence[Member]) -> None:
-    """Open the folders of `group`, and record in them which runs train together; `ended` were trained before."""
+def _open(group: Sequence[Member], begun: Sequence[Member]) -> None:
+    """Open the folders of `group`, and record in them which runs train together.
+
+    `begun`: these members and those trained before, in the order of the runs.
+    """
     display = Display(len(group)) if len(group) > 1 else None
     for member in group:
         member.display = display
         member.advance()
     _record_missing_members([member.event for member in group if isinstance(member.event, Opened)])
     sessions = [member.session for member in group if member.session is not None]
-    before = [member.home for member in ended if member.home is not None]
+    before = [member.home for member in begun if member.home is not None and member not in group]
     here = [session.run.path.name for session in sessions]
-    record = {"members": [home.name for home in before] + here}
+    record = {"members": [member.home.name for member in begun if member.home is not None]}
     known = all(session.run.record.get("population") is not None for session in sessions)
     if len(record["members"]) < 2 and not known:
         return
