@@ -202,7 +202,21 @@ def _silent() -> Any:
     return env
 
 
+def _normalised(wrapper: Any = None, **options: Any) -> Any:
+    env: Any = gym.make_vec("Pendulum-v1", num_envs=2, vectorization_mode="sync", **options)
+    return VectorEnvAdapter(env if wrapper is None else wrapper(env))
+
+
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "gymnasium-statistics": (
+        lambda: _normalised(gym.wrappers.vector.NormalizeObservation),
+        "normalize_observations: true",
+    ),
+    "gymnasium-rewards": (lambda: _normalised(gym.wrappers.vector.NormalizeReward), "normalize_rewards: true"),
+    "gymnasium-statistics-inside": (
+        lambda: _normalised(wrappers=[gym.wrappers.NormalizeObservation]),
+        "normalize_observations: true",
+    ),
     "gymnasium-class": (lambda: VectorEnvAdapter(gym.make_vec("CartPole-v1", num_envs=2)), "NEXT_STEP"),
     "gymnasium-pipes": (lambda: _async(AutoresetMode.NEXT_STEP, shared_memory=False), "SAME_STEP"),
     "gymnasium-mode": (lambda: VectorEnvAdapter(_silent()), "SAME_STEP"),
@@ -232,6 +246,14 @@ def test_an_environment_that_loses_the_last_observation_is_refused_with_the_reme
         make()
     assert remedy in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_statistics_that_stay_fixed_are_accepted() -> None:
+    vector = gym.wrappers.vector.NormalizeObservation(
+        gym.make_vec("Pendulum-v1", num_envs=2, vectorization_mode="sync")
+    )
+    vector.update_running_mean = False
+    assert VectorEnvAdapter(vector).reset(0).shape == (2, 3)
 
 
 def test_older_mjlab_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

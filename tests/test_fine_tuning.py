@@ -14,7 +14,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from rl_training import IQL
+from rl_training import IQL, TD3BC
 from rl_training.cli import main
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.extra_columns import NEXT_ACTIONS
@@ -220,6 +220,35 @@ def test_members_of_a_population_equal_their_single_runs(tmp_path: Path) -> None
     found = [name for name in unlike(single, member) if not name.startswith("config/")]
     assert found == []
     assert other.metrics["eval_return_mean"] != member.metrics["eval_return_mean"]
+
+
+@pytest.mark.parametrize(("algo", "apart"), [("td3_bc", True), ("iql", False)])
+def test_members_that_continue_runs_of_different_lengths_equal_their_single_runs(
+    algo: str, apart: bool, tmp_path: Path
+) -> None:
+    """The actor's delay counts from the first environment step, which is at another update in each of them."""
+    settings = {"policy_delay": 3} if algo == "td3_bc" else {}
+    for seed, updates in ((3, 30), (4, 40), (5, 36)):
+        config = tiny(algo, tmp_path / "from", kwargs=settings, seed=seed, total_timesteps=updates)
+        train(config).run_dir.rename(tmp_path / f"s{seed}")
+    settings |= {"offline_pretrain_updates": 0, "learning_starts": 5}
+    origins = str(tmp_path / "s{seed}")
+    config = tuned(algo, tmp_path / "one", kwargs=settings, init_from=origins)
+    singles = [train(config.replace(seed=seed)) for seed in (3, 4, 5)]
+    kind = TD3BC if algo == "td3_bc" else IQL
+    model = kind(config.replace(seed=None, seeds=[3, 4, 5], output_dir=str(tmp_path / "all")))
+    members: Any = model.learn(progress_bar=False)
+    for single, member in zip(singles, members):
+        assert [name for name in unlike(single, member) if not name.startswith("config/")] == []
+    names = [member.run_dir.name for member in members]
+    together = [run_record(member.run_dir)["trained_with"] for member in members]
+    first, second, third = names
+    assert together == ([[first, third], [second], [first, third]] if apart else [names] * 3)
+    assert all(run_record(member.run_dir)["population"] == {"members": names} for member in members)
+    again: Any = model.resume(70, progress_bar=False)
+    assert [result.run_dir.name for result in again] == names
+    assert [member.config.seed for member in model.members] == [3, 4, 5]
+    assert [member.run_dir.name for member in model.members if member.run_dir is not None] == names
 
 
 def test_rewards_of_new_rows_are_scaled_as_the_data_are(tmp_path: Path) -> None:

@@ -165,6 +165,17 @@ def test_a_registered_object_is_made_again_from_its_spec(tmp_path: Path) -> None
         SAC(env, env_kwargs={"g": 1.0})
 
 
+@pytest.mark.parametrize(
+    "env",
+    [Point, lambda: gym.make_vec("Pendulum-v1", num_envs=2, vectorization_mode="sync")],
+    ids=["one", "vector"],
+)
+def test_an_object_takes_no_arguments(env: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^env_kwargs: the environment is made already"):
+        SAC(env(), **tiny(tmp_path, env_kwargs={"push": 0.2}))
+    assert SAC(env(), **tiny(tmp_path, env_kwargs={})).config.env_kwargs == {}
+
+
 def test_wrappers_of_a_registered_object_are_made_again_too(tmp_path: Path) -> None:
     env = gym.wrappers.RescaleAction(gym.make("Pendulum-v1"), -1.0, 0.5)
     model = SAC(env, **tiny(tmp_path, num_envs=2))

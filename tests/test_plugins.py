@@ -183,6 +183,30 @@ def test_a_wrong_update_is_one_line(case: str, message: str, monkeypatch: pytest
     assert str(caught.value) == message
 
 
+@pytest.mark.parametrize("case", ["trained", "target", "declared"])
+def test_a_network_that_no_checkpoint_would_contain_is_refused(case: str, tmp_path: Path) -> None:
+    class Bonus(Mine):
+        def __init__(self, *, model: Any, **hyperparameters: Any) -> None:
+            super().__init__(model=model, **hyperparameters)
+            self.bonus = torch.nn.Linear(model.obs_dim, 1)
+            if case != "target":
+                self.optimizers["bonus"] = self.adam(self.bonus)
+
+        def modules(self) -> dict[str, torch.nn.Module]:
+            return super().modules() | ({"bonus": self.bonus} if case == "declared" else {})
+
+    managed = rl_training.register(Bonus)
+    model = managed("Pendulum-v1", output_dir=str(tmp_path), **SMALL)
+    if case == "declared":
+        assert model.learn(40, progress_bar=False).metrics["global_step"] == 40
+        return
+    with pytest.raises(ConfigError) as caught:
+        model.learn(40, progress_bar=False)
+    place = "the optimiser 'bonus'" if case == "trained" else "bonus"
+    assert str(caught.value).startswith(f"mine: {place} has parameters of a network that modules() does not return")
+    assert not [*tmp_path.iterdir()]
+
+
 @pytest.mark.parametrize("regime", ["online", "offline", "offline_to_online"])
 def test_each_regime_has_its_name(regime: str) -> None:
     rl_training.register(Mine, regime=regime)

@@ -24,7 +24,7 @@ from typer.testing import CliRunner, Result
 from rl_training import IQL, SAC, Logger
 from rl_training.cli import main
 from rl_training.data.datasets import TransitionDataset
-from rl_training.errors import CheckpointError, ConfigError, EnvironmentFailure
+from rl_training.errors import CheckpointError, ConfigError, DivergedError, EnvironmentFailure
 from rl_training.experiment.checkpointing import list_checkpoints
 from rl_training.experiment.config import TrainConfig, load_config
 from rl_training.experiment.loggers import Row, RunFacts
@@ -684,6 +684,22 @@ def test_models_with_seeds(tmp_path: Path) -> None:
     assert [result.run_dir for result in more] == [result.run_dir for result in first]
     assert [result.metrics["global_step"] for result in more] == [50, 50]
     assert [member.config.seed for member in model.members] == [0, 1]
+
+
+def diverge(session: Session) -> None:
+    raise DivergedError("a loss is NaN", first_bad="loss")
+
+
+def test_a_member_that_is_not_resumed_keeps_its_place(tmp_path: Path) -> None:
+    settings = brief("sac") | {"checkpoint_interval": 10}
+    model = SAC("Pendulum-v1", seeds=[4, 5, 6], output_dir=tmp_path, device="cpu", **settings)
+    with pytest.raises(MembersFailed, match="1 of 3 members failed: seed 5"):
+        model.learn(30, callbacks=At(5, 20, diverge), progress_bar=False)
+    again = model.resume(40, progress_bar=False)
+    assert [run_record(result.run_dir)["seed"] for result in again] == [4, 5, 6]
+    assert [result.metrics["global_step"] for result in again] == [40, 10, 40]
+    assert [member.config.seed for member in model.members] == [4, 5, 6]
+    assert [member.checkpoint_path for member in model.members] == [result.checkpoint_path for result in again]
 
 
 @pytest.mark.slow

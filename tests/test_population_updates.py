@@ -6,6 +6,7 @@ What is drawn is the same to the bit. What is computed is the same up to the ord
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from benchmarks.speed.depth import TOLERANCE
 from rl_training.algorithms import CQL, IQL, SAC, TD3, CrossQ, Learner
 from rl_training.algorithms.execution import draw
 from rl_training.data.sources import BatchSource, MixedSource, TensorSource
+from rl_training.errors import ConfigError
 from rl_training.experience.acting import ActingPolicy, fetch_together
 from rl_training.experience.fqe_data import Units
 from rl_training.updates.schedules import OptimizationConfig
@@ -257,6 +259,45 @@ def test_members_may_differ_in_every_number(kind: Kind, updates: int) -> None:
     ours = learners_of(kind, changes, double=True)
     assert together(ours).stack.varying.keys() == changes[0].keys()
     assert_members_equal(kind, changes, updates=updates)
+
+
+_PLACES = itertools.count()
+
+
+class _Head(torch.nn.Module):
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+
+
+class _Stored(SAC):
+    """Computes a number from a setting once, which the update of a population cannot see."""
+
+    where = "learner"
+
+    def __init__(self, *, model: Any, **hyperparameters: Any) -> None:
+        super().__init__(model=model, **hyperparameters)
+        half = 0.5 * self.config.gamma
+        self.last, self.place = float("nan"), next(_PLACES)  # as a learner may have of its own
+        if self.where == "learner":
+            self.half = half
+        elif self.where == "tensor":
+            self.half = torch.tensor(half)
+        else:
+            self.head = _Head(half)
+
+    def modules(self) -> dict[str, torch.nn.Module]:
+        return super().modules() | ({"head": self.head} if self.where == "module" else {})
+
+
+@pytest.mark.parametrize("where", ["learner", "tensor", "module"])
+def test_a_number_that_is_stored_must_be_the_same_for_all(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_Stored, "where", where)
+    assert len(together(learners_of(_Stored)).stack) == SIZE
+    place = "_Head.scale" if where == "module" else "_Stored.half"
+    with pytest.raises(ConfigError, match=rf"the members differ in {place}, .* first one's") as caught:
+        together(learners_of(_Stored, ({}, {"gamma": 0.5}, {})))
+    assert "\n" not in str(caught.value)
 
 
 @few_learners

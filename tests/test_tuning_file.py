@@ -107,6 +107,7 @@ def test_a_metric_has_its_name_in_results_or_in_the_log() -> None:
         ({"confirm": {"bests": 1}}, "confirm: unknown key 'bests'; did you mean 'best'?"),
         ({"confirm": {}, "seeds": [2**32 - 1]}, "no seeds are left above the trials'"),
         ({"metric": "eval_return_men"}, "must be a metric of results, got 'eval_return_men'; did you mean"),
+        ({"metric": "validation/action_distance"}, "and less validation/action_distance is better; sweep"),
         ({"sampler_seed": -1}, "sampler_seed must be >= 0, got -1"),
         ({"population": 0}, "population must be auto, off or the most trials"),
         ({"name": "../x"}, "name must be a plain folder name"),

@@ -1,4 +1,4 @@
-"""Checks of the batch that a caller passes to `Learner.update`, and of what a learner's own code returns."""
+"""Checks of the batch that a caller passes to `Learner.update`, and of a learner's own code."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from rl_training.data.transitions import TransitionBatch
 from rl_training.errors import ConfigError
@@ -54,6 +55,23 @@ def require_optimizers(learner: Learner, objectives: Iterable[str]) -> None:
     for name in "+".join(objectives).split("+"):
         if name not in learner.optimizers:
             raise ConfigError(f"{learner.name}: no optimiser {name!r}; optimisers: {', '.join(learner.optimizers)}")
+
+
+def require_saved(learner: Learner) -> None:
+    """Raise if `modules()` lacks a network of the learner, which no checkpoint would then contain."""
+    saved = {id(tensor) for module in learner.all_modules().values() for tensor in _tensors(module)}
+    own = {f"the optimiser {name!r}": optimizer.parameters for name, optimizer in learner.optimizers.items()}
+    own |= {name: _tensors(part) for name, part in vars(learner).items() if isinstance(part, nn.Module)}
+    for name, tensors in own.items():
+        if any(id(tensor) not in saved for tensor in tensors):
+            raise ConfigError(
+                f"{learner.name}: {name} has parameters of a network that modules() does not return, so no "
+                "checkpoint would contain them; return the network there"
+            )
+
+
+def _tensors(module: nn.Module) -> list[torch.Tensor]:
+    return [*module.parameters(), *module.buffers()]
 
 
 def require_scalar(learner: Learner, names: Iterable[str], loss: torch.Tensor) -> None:

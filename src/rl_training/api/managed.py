@@ -204,8 +204,9 @@ class ManagedAlgorithm(Generic[Seeds]):
     ) -> TrainResult | list[TrainResult]:
         """Continue from the last checkpoint, to a larger `total_timesteps` if given.
 
-        A member of a population is resumed with all other members. Data in memory are used again. Pass `env` and
-        `eval_env` again if they were given as objects and this model was loaded.
+        A member of a population is resumed with all other members, except those that have diverged; their results
+        have the last checkpoint and no evaluation. Data in memory are used again. Pass `env` and `eval_env` again
+        if they were given as objects and this model was loaded.
         """
         path, watching = self._checkpoint(), as_callbacks(callbacks)
         self._replace_environments(env, eval_env)
@@ -342,10 +343,11 @@ class ManagedAlgorithm(Generic[Seeds]):
                 if key == "env_id" and isinstance(source.maker, TensorEnvMaker):
                     fields["num_envs"] = source.maker.number(self.config.num_envs)
                 given = given - {key} if source.by_name else given | {key}
+                single = source.maker is not None and source.maker.single_instance
+                if key == "env_id" and env_kwargs and (source.kwargs or single):
+                    problem = "env_kwargs: the environment is made already; give its id or its class"
+                    raise ConfigError(problem, key="env_kwargs")
                 if key == "env_id" and source.kwargs:
-                    if env_kwargs:
-                        problem = "env_kwargs: the environment is made already; give its id or its class"
-                        raise ConfigError(problem, key="env_kwargs")
                     fields["env_kwargs"] = dict(source.kwargs)
         own = self._given.wrappers
         if wrappers is not None:
@@ -360,6 +362,7 @@ class ManagedAlgorithm(Generic[Seeds]):
     def _record_results(self, results: Sequence[TrainResult]) -> TrainResult | list[TrainResult]:
         """Store the checkpoint of the run, or the members of a population; return the result or results."""
         if self.config.seeds is not None:
+            results = self._with_left_out(results)
             self.members = [self._member(seed, result) for seed, result in zip(self.config.seeds, results)]
             self._steps = max(member._steps for member in self.members)
             self.checkpoint_path = self.members[0].checkpoint_path
@@ -368,6 +371,16 @@ class ManagedAlgorithm(Generic[Seeds]):
         self.checkpoint_path, self._loaded, self._values = result.checkpoint_path, None, None
         self._steps = int(result.metrics["global_step"])
         return result
+
+    def _with_left_out(self, results: Sequence[TrainResult]) -> list[TrainResult]:
+        """`results` in the order of the seeds, with the last checkpoints of members that were not resumed."""
+        found = {result.run_dir: result for result in results}
+        before = [
+            TrainResult(one.run_dir, one.checkpoint_path, {"global_step": one._steps})
+            for one in self.members
+            if one.run_dir is not None and one.checkpoint_path is not None
+        ]
+        return [found.get(one.run_dir, one) for one in before] or list(results)
 
     def _member(self, seed: int, result: TrainResult) -> ManagedAlgorithm:
         member: ManagedAlgorithm[Any] = type(self)(self.config.replace(seed=seed, seeds=None))

@@ -13,6 +13,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.wrappers import vector
 
 from rl_training.environments.recipe import EnvSettings
 from rl_training.errors import ConfigError, cause_of, nearest
@@ -51,10 +52,18 @@ _WHY_NOT = {
 }
 
 
-def _require_no_statistics(env: Any) -> None:
+_WITH_STATISTICS = (
+    gym.wrappers.NormalizeObservation,
+    gym.wrappers.NormalizeReward,
+    vector.NormalizeObservation,
+    vector.NormalizeReward,
+)
+
+
+def require_no_statistics(env: Any) -> None:
     """Raise if a wrapper updates statistics: environments of training and evaluation would each have their own."""
-    while isinstance(env, gym.Wrapper):
-        for kind in (gym.wrappers.NormalizeObservation, gym.wrappers.NormalizeReward):
+    while isinstance(env, gym.Wrapper | gym.vector.VectorWrapper):
+        for kind in _WITH_STATISTICS:
             if isinstance(env, kind) and env.update_running_mean:
                 raise _refusal(kind.__name__)
         env = env.env
@@ -107,7 +116,7 @@ def wrap(env: Env, config: EnvSettings, given: Mapping[str, Wrapping]) -> Env:
             raise ConfigError.of("wrappers", problem) from error
         if not isinstance(env, gym.Env):
             raise ConfigError.of("wrappers", f"{name} made a {type(env).__name__}, not a gymnasium.Env")
-    _require_no_statistics(env)
+    require_no_statistics(env)
     return env
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from rl_training.algorithms.base import Learner, LearnerConfig
+from rl_training.algorithms.batch_checks import require_saved
 from rl_training.errors import ConfigError, MemoryLimitError
 from rl_training.experiment.config import TrainConfig
 from rl_training.memory import available_cores, available_memory, human_bytes, keep_freed_memory
@@ -100,6 +101,7 @@ def build_learner(
             _require_memory(build(), device)
         torch.manual_seed(initial)
         learner = sections.learner(model=build().to(device), **settings.model_dump())
+    require_saved(learner)
     learner.seed(updates)
     return learner
 

@@ -56,11 +56,12 @@ def train(specs: Sequence[RunSpec], turns: Sequence[Sequence[int]] | None = None
         for turn in turns or [range(len(members))]:
             left, at_a_time = [members[i] for i in turn], population
             while left:
-                group = _build(left, at_a_time)
+                built = _build(left, at_a_time)
+                group = _in_phase(built)
                 guard.catch()
-                _open(group, ended)
+                _open(group, [member for member in members if member in ended or member in group])
                 Lockstep(group, guard).run()
-                at_a_time, left = len(group), left[len(group) :]
+                at_a_time, left = len(built), [member for member in left if member not in group]
                 ended += group if population != "off" else []
     finally:
         for member in members:
@@ -108,7 +109,8 @@ class Member:
 
     def build(self) -> Regime:
         """Continue until the run is built; raises the error that prevents it."""
-        self.advance()
+        if self.regime is None:
+            self.advance()
         if self.error is not None:
             raise self.error
         assert self.regime is not None
@@ -177,6 +179,26 @@ def _build(members: Sequence[Member], population: str | int) -> list[Member]:
     return group
 
 
+def _in_phase(built: Sequence[Member]) -> list[Member]:
+    """Those of `built` whose delayed updates (`policy_delay`) are due together with the first one's.
+
+    The delay counts from the first environment step. The runs of `init_from` may have made different numbers of
+    updates before it; then the other members follow.
+    """
+    phases = []
+    for regime in (member.build() for member in built):
+        phases.append(regime.pretraining % (getattr(regime.learner.config, "policy_delay", None) or 1))
+    group = [member for member, phase in zip(built, phases) if phase == phases[0]]
+    if len(group) < len(built):
+        _log.warning(
+            "init_from: the runs have different numbers of updates, so %d of %d members are trained together and "
+            "the others follow",
+            len(group),
+            len(built),
+        )
+    return group
+
+
 def _number_that_fits(built: Regime, wanted: int, population: str | int) -> int:
     """The number of members trained at a time, at most `wanted`; `built` is the first of them."""
     if population == "off":
@@ -194,17 +216,20 @@ def _number_that_fits(built: Regime, wanted: int, population: str | int) -> int:
     return min(fit, most)
 
 
-def _open(group: Sequence[Member], ended: Sequence[Member]) -> None:
-    """Open the folders of `group`, and record in them which runs train together; `ended` were trained before."""
+def _open(group: Sequence[Member], begun: Sequence[Member]) -> None:
+    """Open the folders of `group`, and record in them which runs train together.
+
+    `begun`: these members and those trained before, in the order of the runs.
+    """
     display = Display(len(group)) if len(group) > 1 else None
     for member in group:
         member.display = display
         member.advance()
     _record_missing_members([member.event for member in group if isinstance(member.event, Opened)])
     sessions = [member.session for member in group if member.session is not None]
-    before = [member.home for member in ended if member.home is not None]
+    before = [member.home for member in begun if member.home is not None and member not in group]
     here = [session.run.path.name for session in sessions]
-    record = {"members": [home.name for home in before] + here}
+    record = {"members": [member.home.name for member in begun if member.home is not None]}
     known = all(session.run.record.get("population") is not None for session in sessions)
     if len(record["members"]) < 2 and not known:
         return

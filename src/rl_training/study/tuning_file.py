@@ -53,6 +53,11 @@ def _metric(value: Any) -> Any:
     names = {name: metric.name for metric in METRICS for name in (metric.name, metric.tag) if name}
     if not isinstance(value, str) or value not in names:
         raise ValueError(f"must be a metric of results, got {value!r}{nearest(str(value), names)}")
+    if names[value] == "validation_distance":
+        raise ValueError(
+            f"a tuning maximises it, and less {value} is better; sweep the settings instead, then use "
+            'Study(…).best("validation_distance", lowest=True)'
+        )
     return names[value]
 
 

@@ -146,6 +146,31 @@ def _require_same_start(learners: Sequence[Learner]) -> None:
         )
 
 
+def _require_same_constants(learners: Sequence[Learner]) -> None:
+    """Raise if the members differ in a number that an update would read from the first of them.
+
+    Settings are read from `config`, which has a value for each member, and tensors of modules are stacked. A number
+    that a learner or one of its modules stores, such as one computed from a setting, is neither.
+    """
+    owners = [[learner, *_Networks(learner).modules()] for learner in learners]
+    for first, *others in zip(*owners):
+        for name, value in vars(first).items():
+            if not isinstance(value, float | Tensor) or name in learners[0].fixed_by_model:
+                continue
+            if any(not _same(getattr(other, name, None), value) for other in others):
+                raise ConfigError(
+                    f"{learners[0].name}: the members differ in {type(first).__name__}.{name}, of which an update "
+                    "would read the first one's; compute it from self.config there, or use population: off",
+                    key="population",
+                )
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    return str(one) == str(other)  # NaN equals itself
+
+
 class Stack:
     """S learners with networks of the same shapes; the constructor moves their tensors into the stack."""
 
@@ -157,6 +182,7 @@ class Stack:
         members = [_Networks(learner).tensors() for learner in learners]
         _require_same_shapes(members)
         _require_same_start(learners)
+        _require_same_constants(learners)
         self.tensors: Tensors = {key: torch.stack([own[key].detach() for own in members]) for key in first}
         for i, own in enumerate(members):
             for key, tensor in own.items():

@@ -16,6 +16,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from torch import Tensor
 
 from rl_training.environments.adapters.base import Adapter, by_end, copied, flat_box
+from rl_training.environments.wrapping import require_no_statistics
 from rl_training.errors import ConfigError
 
 _REMEDY = (
@@ -36,7 +37,10 @@ class VectorEnvAdapter(Adapter):
             raise ConfigError(
                 f"{self.name}: its autoreset mode NEXT_STEP cannot be turned into transitions; {_REMEDY}"
             )
+        require_no_statistics(env)
         if isinstance(env.unwrapped, SyncVectorEnv):
+            for one in env.unwrapped.envs:
+                require_no_statistics(one)
             parts = [one.unwrapped for one in env.unwrapped.envs]
             if len({id(part) for part in parts}) < len(parts):
                 raise ConfigError(
