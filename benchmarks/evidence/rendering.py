@@ -165,8 +165,8 @@ def _better(summary: Summary, task: str) -> list[str]:
     told = []
     for pair in (pair for pair in pairs if pair.better):
         told.append(f"{pair.better} than {pair.second if pair.better == pair.first else pair.first}")
-    compared, all_methods = len(summary.shown[task]), sum(result.task == task for result in summary.results.values())
-    only = f"; of {all_methods} methods, the best {compared} are compared" if compared < all_methods else ""
+    known, compared = sum(found == task for _, found in summary.results), len(summary.shown[task])
+    only = f"; of {known} methods, the best {compared} are compared" if compared < known else ""
     if told:
         return [f"Better (the interval of the difference of the IQMs excludes 0{only}): {', '.join(told)}."]
     if pairs and not any(pair.enough for pair in pairs):

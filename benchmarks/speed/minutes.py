@@ -180,15 +180,16 @@ def row_of(entries: list[Entry]) -> list[str]:
     seeds = ", ".join(str(e["seed"]) for e in entries)
     overhead = [sum(e[name] for e in entries) / len(entries) for name in ("setup", "compiling", "evaluating")]
     return [
-        first["algo"], first["env"], str(first.get("together", 1)), str(first["environments"]), str(first["updates"]), str(first["batch"]), more,
-        number(first["target"]), seeds, ", ".join(minutes), report.returns([end[2] for end in ends]),
-        f"{ends[0][3] / 60:.1f}", *map(number, rates), " + ".join(f"{value:.0f}" for value in overhead),
+        first["algo"], first["env"], str(first["together"]), str(first["environments"]), str(first["updates"]),
+        str(first["batch"]), more, number(first["target"]), seeds, ", ".join(minutes),
+        report.returns([end[2] for end in ends]), f"{ends[0][3] / 60:.1f}", *map(number, rates),
+        " + ".join(f"{value:.0f}" for value in overhead),
     ]  # fmt: skip
 
 
 _HEADER = [
-    "algorithm", "task", "runs at a time", "environments", "updates per step of all", "batch", "settings", "return", "seeds",
-    "minutes until it", "last evaluation", "at minute (first seed)", "steps/s", "updates/s",
+    "algorithm", "task", "runs at a time", "environments", "updates per step of all", "batch", "settings", "return",
+    "seeds", "minutes until it", "last evaluation", "at minute (first seed)", "steps/s", "updates/s",
     "set-up + compiling + evaluations, s",
 ]  # fmt: skip
 
