@@ -156,7 +156,7 @@ def test_a_run_ends_at_the_return(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert mean < 0
         assert all(entry[name] > 0 for name in ("setup", "compiling", "evaluating"))
     (text,) = minutes.sections(entries).values()
-    assert "| sac | Pendulum-v1 | 4 | 2 | 8 | n_step 1 algo_kwargs.hidden_sizes=[8] |" in text
+    assert "| sac | Pendulum-v1 | 1 | 4 | 2 | 8 | n_step 1 algo_kwargs.hidden_sizes=[8] |" in text
 
 
 def test_curves_are_kept_after_every_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
