@@ -8,6 +8,8 @@ Right: updates per second of up to 32 seeds trained together on one GPU, and of 
 
 from __future__ import annotations
 
+import math
+import statistics
 from typing import Any
 
 import matplotlib as mpl
@@ -69,17 +71,22 @@ def library(peer: Entry) -> str:
 
 
 def numbers() -> str:
-    """Three numbers of the README: SAC on a CPU, on a GPU, and many seeds of it together."""
+    """Four numbers of the README: SAC on a CPU, on a GPU, many seeds of it together, and minutes to a return."""
     cpu = next(e for e in beside_peers() if e["case"] == "SAC")
     gpu, peer = next(pair for pair in on_a_gpu() if pair[0]["case"] == "SAC")
     _, single, many = next(found for found in together() if found[0] == "SAC")
     size = many["members"]
     runs = size * single["rate"] / many["rate"]
+    climbs = [e for e in Results("minutes").load().values() if e["task"] == "Humanoid"]
+    minutes = statistics.median(math.inf if e["reached"] is None else e["reached"] / 60 for e in climbs)
+    goal, seeds = number(climbs[0]["target"]), len(climbs)
     return "\n".join(
         [
             f"- **{number(cpu['ratio'])}×** the updates per second of {library(cpu)} (SAC, {cpu['machine']})",
             f"- **{number(peer['ratio'])}×** the updates per second of {library(peer)} (SAC, {card(gpu)})",
             f"- **{size} seeds** in the time of {number(runs, 2)} single runs (SAC, {card(many)})",
+            f"- **{number(minutes, 2)} minutes** until a return of {goal} on Humanoid (FlashSAC, median of {seeds} "
+            f"seeds, {card(climbs[0])}; without contact forces)",
         ]
     )
 
