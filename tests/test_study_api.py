@@ -143,7 +143,7 @@ def test_an_environment_with_other_arguments_is_another_one(tmp_path: Path) -> N
         ("eval_env", "CartPole-v0", '"CartPole-v0"'),
     ],
 )
-def test_so_is_one_with_other_wrappers(setting: str, value: object, other: str, tmp_path: Path) -> None:
+def test_other_wrappers_are_not_compared(setting: str, value: object, other: str, tmp_path: Path) -> None:
     tasks = [{"config": "dqn/cartpole"}, {"config": "dqn/cartpole", "set": {setting: value}}]
     fields = tiny_study(tasks=tasks, seeds=[0])
     del fields["base"]

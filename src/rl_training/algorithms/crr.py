@@ -11,7 +11,7 @@ With `policy_distribution: gaussian` only the mean is squashed, as in d3rlpy, an
 critics evaluate them.
 Which to use: `layer_norm: true` on large data, as in the packaged MuJoCo configurations. Without it the critics may
 overestimate the actions of a narrow policy until all weights vanish (see `runtime.cloning`). With it `tanh` has the
-higher return on Hopper's and HalfCheetah's data, also where many actions are at the bounds.
+higher return on Hopper's and HalfCheetah's data, in which many actions are at the bounds.
 Axes: critics `[2, B]`, at m actions per state `[2, m, B]`, weights `[B]`.
 """
 
@@ -62,7 +62,7 @@ def advantage_weights(advantages: Tensor, config: CRRConfig) -> Tensor:
 
 
 def crr_loss(batch: Mapping[str, Any]) -> Terms:
-    """Every term from precomputed tensors, which are those of `awac_loss`."""
+    """Every term from precomputed tensors, those that `awac_loss` takes."""
     return awac_loss(batch)
 
 

@@ -69,8 +69,10 @@ def _load(path: str | Path, changes: Mapping[str, Any] | None, stochastic: bool)
 
 
 # The settings that affect an evaluation.
-_OF_ENVIRONMENTS = {"env_id", "env_kwargs", "wrappers", "eval_env", "environments", "env_processes", "allow_import"}
-_OF_EVALUATION = _OF_ENVIRONMENTS | {"env_threads", "env_timeout", "eval_episodes", "eval_max_steps"}
+_OF_EVALUATION = {
+    "env_id", "env_kwargs", "wrappers", "eval_env", "environments", "env_processes", "env_threads", "env_timeout",
+    "eval_episodes", "eval_max_steps", "allow_import",
+}  # fmt: skip
 
 
 def _played_config(config: TrainConfig, changes: Mapping[str, Any] | None, overrides: Sequence[str]) -> TrainConfig:
