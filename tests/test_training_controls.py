@@ -355,3 +355,19 @@ def test_a_run_says_where_and_how_long_it_worked(tmp_path: Path) -> None:
     assert seconds > 0
     resume(result.run_dir, changes={"total_timesteps": 80})
     assert run_record(result.run_dir)["seconds"] > seconds
+
+
+class Steps(Callback):
+    """The number of updates at each end of an iteration."""
+
+    def __init__(self) -> None:
+        self.updates: list[int] = []
+
+    def on_step(self, session: Session) -> None:
+        self.updates.append(session.learner.updates)
+
+
+def test_a_request_to_stop_waits_for_at_most_ten_updates_on_data_on_a_cpu(tmp_path: Path) -> None:
+    steps = Steps()
+    train(tiny("bc", tmp_path, total_timesteps=35, log_interval=1000, device="cpu"), callbacks=[steps])
+    assert steps.updates == [10, 20, 30, 35]

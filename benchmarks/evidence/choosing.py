@@ -16,13 +16,15 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from benchmarks import report
-from benchmarks.evidence.judging import judged
+from benchmarks.evidence.judging import for_each, judged
 from benchmarks.evidence.ope import RUNS, agreement, snapshots, truth
 from benchmarks.report import Entry, Results, Sections, number, table
 from rl_training import TD3BC, ope
@@ -33,7 +35,7 @@ from rl_training.experiment.retention import find_checkpoint
 from rl_training.models.mlp import NetworkConfig
 from rl_training.off_policy_evaluation import defaults
 from rl_training.off_policy_evaluation.choosing import MOST_OUTSIDE, Selection, choose
-from rl_training.off_policy_evaluation.policies import Candidate
+from rl_training.off_policy_evaluation.policies import candidates
 from rl_training.off_policy_evaluation.selecting import own_data
 from rl_training.study.study import Study
 from rl_training.study.trials import home_of, record_of
@@ -127,12 +129,10 @@ def measure(options: argparse.Namespace) -> Entry:
     estimates = {str(one.checkpoint): one for one in values.policies}
     returns = {name: found["returns"] for name, found in judged(places, options.processes, options.episodes)}
     outside = {one["name"]: one["outside"] for one in chosen["candidates"]}
+    discounted = partial(discounted_return, case.env_id, options.episodes)
     trials = []
-    for name, place in places.items():
-        one, worth = (
-            estimates[str(place)],
-            truth(case.env_id, Candidate.load(place), options.episodes, defaults.SELECTION_GAMMA),
-        )
+    for (name, place), worth in zip(places.items(), for_each(discounted, list(places.values()), options.processes)):
+        one = estimates[str(place)]
         trials.append(
             {"name": name, "outside": outside[name], "value": one.value, "low": one.low, "high": one.high,
              "discounted": worth[0], "discounted_error": worth[1], "truth": float(np.mean(returns[name])),
@@ -144,6 +144,12 @@ def measure(options: argparse.Namespace) -> Entry:
         "updates": options.updates, "critics": options.critics, "hidden": options.hidden, "trials": trials,
         "selection": chosen, "played": played and played | {"play": options.play}, "agreement": scores(trials),
     }  # fmt: skip
+
+
+def discounted_return(env_id: str, episodes: int, place: Path) -> tuple[float, float]:
+    """Mean discounted return of a checkpoint's policy, and its standard error."""
+    torch.set_num_threads(1)
+    return truth(env_id, candidates(place)[0], episodes, defaults.SELECTION_GAMMA)
 
 
 def scores(trials: list[Entry]) -> dict[str, float]:

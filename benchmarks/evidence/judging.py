@@ -7,12 +7,12 @@ best policies, stopping and settings may have been chosen. This evaluation uses 
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -28,6 +28,7 @@ SEED = EVALUATION_SEED + 1
 EPISODES = 10
 _MOST_PROCESSES = 16
 Judged = dict[str, Any]
+Answer = TypeVar("Answer")
 
 
 def judge(place: Path, episodes: int = EPISODES) -> Judged:
@@ -58,19 +59,25 @@ def judged(
     places: Mapping[str, Path], processes: int | None = None, episodes: int = EPISODES
 ) -> Iterator[tuple[str, Judged]]:
     """Evaluate all policies, several at a time, and yield each result; failures are reported."""
-    count = min(processes or min(available_cores(), _MOST_PROCESSES), len(places))
     look = partial(_judge_alone, episodes=episodes)
+    for name, answer in zip(places, for_each(look, list(places.values()), processes)):
+        if isinstance(answer, str):
+            print(f"{name}: cannot be judged: {answer}", flush=True)
+        else:
+            yield name, answer
+
+
+def for_each(
+    look: Callable[[Path], Answer], places: Sequence[Path], processes: int | None = None
+) -> Iterator[Answer]:
+    """Call a function for each checkpoint, in `processes` processes (by default one per core), in order."""
+    count = min(processes or min(available_cores(), _MOST_PROCESSES), len(places))
     with ExitStack() as stack:
         if count > 1:
             pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"))
-            answers = stack.enter_context(pool).map(look, places.values())
+            yield from stack.enter_context(pool).map(look, places)
         else:
-            answers = map(look, places.values())
-        for name, answer in zip(places, answers):
-            if isinstance(answer, str):
-                print(f"{name}: cannot be judged: {answer}", flush=True)
-            else:
-                yield name, answer
+            yield from map(look, places)
 
 
 def last_policy(home: Path) -> Path | None:

@@ -33,7 +33,7 @@ from rl_training import SAC, ope
 from rl_training.console.dataset_tasks import from_run
 from rl_training.data.datasets import TransitionDataset
 from rl_training.experience.fqe_data import acts
-from rl_training.off_policy_evaluation.policies import Candidate
+from rl_training.off_policy_evaluation.policies import Candidate, candidates
 
 Floats = NDArray[np.float64]
 SNAPSHOTS, EPISODES, GAMMA = 11, 256, 0.99
@@ -163,7 +163,7 @@ def measure(arguments: argparse.Namespace) -> Iterator[tuple[str, Entry]]:
     file = folder / f"{env_id}.npz"
     if not file.exists():
         from_run(str(run), str(file), allow_import=False)
-    found = [Candidate.load(place) for place in places]
+    found = candidates(places)
     truths, errors = (np.array(column) for column in zip(*(truth(env_id, one) for one in found)))
     print("truth", truths.round(1).tolist())
     data = TransitionDataset.load(file)

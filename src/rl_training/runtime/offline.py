@@ -38,8 +38,8 @@ from rl_training.spaces import SpaceSpec
 from rl_training.updates.schedules import OptimizationConfig
 from rl_training.updates.updater import Updater
 
-# Signals are checked after every multiple of this number of updates.
-_BLOCK = 250
+# Signals are checked after every multiple of this number of updates; an update takes up to a second on a CPU.
+_BLOCK, _BLOCK_ON_CPU = 250, 10
 
 
 class BudgetConfig(Settings):
@@ -105,8 +105,9 @@ def _build_offline_dataset(
 def fit_offline(session: Session, updater: Updater, *, updates: int) -> Iterator[Event]:
     """Train until the learner has made `updates` updates or the session stops."""
     learner, clock = session.learner, session.clock
+    block = _BLOCK_ON_CPU if learner.device.type == "cpu" else _BLOCK
     while session.running and learner.updates < updates:
-        count = min(updates - learner.updates, session.until_due(_BLOCK - learner.updates % _BLOCK))
+        count = min(updates - learner.updates, session.until_due(block - learner.updates % block))
         yield Updates(updater, count)
         if clock.phase == "pretrain":
             clock.pretrain_updates = learner.updates
