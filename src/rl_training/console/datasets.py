@@ -41,8 +41,7 @@ def show(
     from rl_training.console import dataset_tasks
 
     actions = dataset_tasks.action_space(action_low, action_high, num_actions)
-    options = {"download": download, "as_json": as_json, "allow_import": allow_import}
-    dataset_tasks.show(source, env, actions, kind=kind, **options)
+    dataset_tasks.show(dataset_tasks.Source(source, kind, env, actions, download, allow_import), as_json=as_json)
 
 
 @datasets.command()
@@ -60,7 +59,7 @@ def validate(
     from rl_training.console import dataset_tasks
 
     actions = dataset_tasks.action_space(action_low, action_high, num_actions)
-    dataset_tasks.validate(source, env, actions, download=download, kind=kind, allow_import=allow_import)
+    dataset_tasks.validate(dataset_tasks.Source(source, kind, env, actions, download, allow_import))
 
 
 @datasets.command()
@@ -80,8 +79,7 @@ def convert(
     from rl_training.console import dataset_tasks
 
     actions = dataset_tasks.action_space(action_low, action_high, num_actions)
-    options = {"download": download, "allow_import": allow_import}
-    dataset_tasks.convert(source, target, to, env, actions, kind=kind, **options)
+    dataset_tasks.convert(dataset_tasks.Source(source, kind, env, actions, download, allow_import), target, to)
 
 
 @datasets.command()
