@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from rl_training.errors import ConfigError
 from rl_training.models.batch_norm import BatchNorm, BatchNormNetwork, SingleBatchNormNetwork
-from rl_training.models.mlp import Activation, EnsembleLinear, Select, product, rounded
+from rl_training.models.mlp import RESIDUAL_BLOCKS, Activation, EnsembleLinear, Select, product, rounded
 from rl_training.models.simba import EXPANSION, one_width
 from rl_training.models.steps import Step, as_array
 
@@ -82,7 +82,7 @@ class EnsembleFlash(BatchNormNetwork):
         hidden_sizes: Sequence[int],
         out_features: int,
         *,
-        residual_blocks: int = 2,
+        residual_blocks: int = RESIDUAL_BLOCKS,
         layer_norm: bool = False,
         activation: Activation = "relu",
     ) -> None:
