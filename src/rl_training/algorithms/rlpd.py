@@ -62,19 +62,14 @@ def rlpd_model(
     return MLPREDQModel(obs_dim, action_dim, hidden_sizes, num_critics, **{"init": "xavier"} | options)
 
 
-def policy_value(q: Tensor) -> Tensor:
-    """The actor's objective: the minimum of two critics (SAC), the mean of more (REDQ): `[N, B] -> [B]`."""
-    return q.amin(0) if len(q) == 2 else q.mean(0)
-
-
 def critic_terms(q: Tensor, target: Tensor) -> Terms:
     """`q [N, B]` against `target [B]`."""
     return {"critic_loss": squared_error(q, target) / len(q), "target_q_mean": target.mean()}
 
 
 def actor_terms(q: Tensor, logprobs: Tensor, alpha: Tensor | float) -> Terms:
-    """`q [N, B]` at the policy's own actions."""
-    return soft_actor_terms(policy_value(q), logprobs, alpha)
+    """`q [N, B]` at the policy's own actions: the minimum of two critics (SAC) counts, the mean of more (REDQ)."""
+    return soft_actor_terms(q.amin(0) if len(q) == 2 else q.mean(0), logprobs, alpha)
 
 
 def rlpd_loss(batch: Mapping[str, Any]) -> Terms:

@@ -10,6 +10,7 @@ scales the gain and shift of each BN together, and the gain of RMSNorm, to norm 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -127,16 +128,12 @@ class Flash(SingleBatchNormNetwork, EnsembleFlash):
     def feature_steps(self) -> list[Step]:
         """Each BN is part of its linear layer."""
         weight, *weights = [layer.weight[0] for layer in self.linears]  # type: ignore[index]
-        (scale, shift), *folded = [norm.scale_and_shift(_first) for norm in self.norms]  # type: ignore[operator]
+        (scale, shift), *folded = [norm.scale_and_shift(itemgetter(0)) for norm in self.norms]  # type: ignore[operator]
         found = [_affine(scale.T * weight, (shift @ weight)[0])]
         for i, (weight, (scale, shift)) in enumerate(zip(weights, folded)):
             layer = [_affine(weight * scale, shift[0]), Step(self.activation)]
             found += [Step("keep"), *layer] if i % 2 == 0 else [*layer, Step("add_kept")]
         return [*found, self.norm.step()]
-
-
-def _first(parameter: Tensor) -> Tensor:
-    return parameter[0]
 
 
 def _affine(weight: Tensor, bias: Tensor) -> Step:
