@@ -142,7 +142,7 @@ class Evaluator:
 
     def _played(self, policy: Policy, sampled: bool, episodes: int, interrupted: Callable[[], bool]) -> Played:
         bound = self.bound or math.inf
-        act = _sampled(policy, self.spaces, self.seed) if sampled else _mode(policy)
+        act: Act = _sampled(policy, self.spaces, self.seed) if sampled else lambda obs, episodes: policy.mode(obs)
         return _play(self.open(episodes), act, self.spaces, episodes, bound, interrupted)
 
     def summary(self, played: Played) -> dict[str, float]:
@@ -171,10 +171,6 @@ class Evaluator:
 
 # Internal actions for observations `[_MAX_ENVS, O]`, given the episode of each row; all other rows are unused.
 Act = Callable[[torch.Tensor, dict[int, int]], torch.Tensor]
-
-
-def _mode(policy: Policy) -> Act:
-    return lambda obs, episodes: policy.mode(obs)
 
 
 def _sampled(policy: Policy, spaces: SpaceSpec, seed: int) -> Act:
