@@ -325,7 +325,10 @@ def _select_runs(cell: Cell, selection: Selection) -> list[Trouble]:
         newest[same[run]] = run
     for run in cell.others:
         again = newest[same[run]] is not run and run.seed is not None
-        counts, what, reason = _assess(run, selection) if not again else _repeated(newest[same[run]])
+        counts, what, reason = _assess(run, selection)
+        if again:
+            reason = f"has the settings and seed of {newest[same[run]].place}, which is newer or longer"
+            counts, what = False, "repeated"
         if counts:
             cell.runs.append(run)
         elif len(run.curve) and not again:
@@ -335,10 +338,6 @@ def _select_runs(cell: Cell, selection: Selection) -> list[Trouble]:
         troubles += [Trouble(run.place, what, one, effect) for one in reasons]
     cell.others = others
     return troubles
-
-
-def _repeated(newest: Run) -> tuple[bool, str, str]:
-    return False, "repeated", f"has the settings and seed of {newest.place}, which is newer or longer"
 
 
 def _assess(run: Run, selection: Selection) -> tuple[bool, str, str]:
