@@ -106,10 +106,7 @@ def categorical_target(logits: Tensor, bins: Tensor, values: Tensor) -> Tensor:
 
 def critic_terms(log_probs: Tensor, target: Tensor, bins: Tensor) -> Terms:
     """Cross-entropy of `log_probs [2, B, M]` and `target [B, M]`, averaged over critics and batch."""
-    return {
-        "critic_loss": -(target * log_probs).sum(-1).mean(),
-        "target_q_mean": (target * bins).sum(-1).mean(),
-    }
+    return {"critic_loss": -(target * log_probs).sum(-1).mean(), "target_q_mean": (target * bins).sum(-1).mean()}
 
 
 def flash_sac_loss(batch: Mapping[str, Any]) -> Terms:

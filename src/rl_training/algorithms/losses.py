@@ -35,10 +35,7 @@ def soft_policy_loss(q: Tensor, logprobs: Tensor, alpha: Tensor | float) -> Tens
 
 def soft_actor_terms(value: Tensor, logprobs: Tensor, alpha: Tensor | float) -> dict[str, Tensor]:
     """Terms of an actor with entropy: `value [B]` and `logprobs [B]` of its own actions."""
-    return {
-        "actor_loss": soft_policy_loss(value, logprobs, alpha),
-        "entropy_term": (alpha * logprobs).mean(),
-    }
+    return {"actor_loss": soft_policy_loss(value, logprobs, alpha), "entropy_term": (alpha * logprobs).mean()}
 
 
 def weighted_cloning_loss(logprobs: Tensor, weights: Tensor) -> Tensor:

@@ -17,8 +17,7 @@ High = Annotated[str | None, typer.Option(help="Upper action bounds.")]
 NumActions = Annotated[int | None, typer.Option(min=1, help="Number of discrete actions if the file has none.")]
 Download = Annotated[bool, typer.Option("--download", help="Download a Minari data set that is not local.")]
 Kind = Annotated[
-    str | None,
-    typer.Option(help="npz, hdf5 or minari, or module:function for your own; by default from the name."),
+    str | None, typer.Option(help="npz, hdf5 or minari, or module:function for your own; by default from the name.")
 ]
 AllowImport = Annotated[
     bool, typer.Option("--allow-import", help="Permit an env id module:Env and a kind module:function.")

@@ -189,12 +189,7 @@ def _sampled(policy: Policy, spaces: SpaceSpec, seed: int) -> Act:
 
 
 def _play(
-    pool: Pool,
-    act: Act,
-    spaces: SpaceSpec,
-    episodes: int,
-    bound: float,
-    interrupted: Callable[[], bool],
+    pool: Pool, act: Act, spaces: SpaceSpec, episodes: int, bound: float, interrupted: Callable[[], bool]
 ) -> Played:
     """Play episodes 0 … n-1, each truncated at `bound` steps.
 

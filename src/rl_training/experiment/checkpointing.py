@@ -42,14 +42,7 @@ from rl_training.experiment.manifest import (
     read_verified,
     verify_checkpoint,
 )
-from rl_training.experiment.retention import (
-    discard,
-    find_checkpoint,
-    latest_valid,
-    list_checkpoints,
-    prune,
-    sweep,
-)
+from rl_training.experiment.retention import discard, find_checkpoint, latest_valid, list_checkpoints, prune, sweep
 from rl_training.experiment.shards import RowsInfo, RowsToSave
 
 __all__ = [
