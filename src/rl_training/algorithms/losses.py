@@ -28,6 +28,11 @@ def critic_terms(q: Tensor, target: Tensor) -> dict[str, Tensor]:
     return {"critic_loss": squared_error(q, target), "target_q_mean": target.mean()}
 
 
+def mean_critic_terms(q: Tensor, target: Tensor) -> dict[str, Tensor]:
+    """`critic_terms` with the mean over critics instead of the sum."""
+    return {"critic_loss": squared_error(q, target) / len(q), "target_q_mean": target.mean()}
+
+
 def soft_policy_loss(q: Tensor, logprobs: Tensor, alpha: Tensor | float) -> Tensor:
     """E[alpha log pi(a|s) - Q(s, a)] for a reparameterised action: `q [B]`, `logprobs [B]`."""
     return (alpha * logprobs - q).mean()
