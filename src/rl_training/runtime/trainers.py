@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rl_training.algorithms.base import Learner
+from rl_training.data.datasets import TransitionDataset
 from rl_training.data.n_step import NStepConfig
+from rl_training.environments.user_environments import UserEnvironments
 from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import Checkpoint
 from rl_training.experiment.config import TrainConfig
@@ -124,18 +126,22 @@ def algorithm(
         run_suffix: str | None = None,
         checkpoint_state: Checkpoint | None = None,
         callbacks: Sequence[Callback] | None = None,
+        dataset: TransitionDataset | None = None,
+        given: UserEnvironments | None = None,
         options: RunOptions | None = None,
-        **others: Any,
     ) -> TrainResult:
-        options = replace(options or RunOptions(), suffix=run_suffix)
-        run = spec.run_spec(config, checkpoint=checkpoint_state, callbacks=callbacks, options=options, **others)
+        run = spec.run_spec(
+            config,
+            checkpoint=checkpoint_state,
+            callbacks=callbacks,
+            dataset=dataset,
+            given=given,
+            options=replace(options or RunOptions(), suffix=run_suffix),
+        )
         (result,) = fleet.train([run])
         return result
 
     train.__name__ = train.__qualname__ = f"train_{learner.name}"
-    train.__doc__ = (
-        f"Train {learner.__name__} with `config`, from the start or from `checkpoint_state`; `others` are fields "
-        "of `RunSpec`, such as `dataset`."
-    )
+    train.__doc__ = f"Train {learner.__name__} with `config`, from the start or from `checkpoint_state`."
     spec = AlgorithmSpec(learner.name, title, year, regimes, kinds, train)
     return spec
