@@ -409,6 +409,14 @@ def test_every_field_says_what_it_affects_and_the_sets_are_those_of_0_2() -> Non
         "host_memory",
     }
     assert TrainConfig.affecting("watching") == {"log_interval", "checkpoint_interval"}
+    assert TrainConfig.affecting("score") == {"env_id", "eval_env", "env_kwargs", "wrappers", "eval_max_steps"}
+    assert TrainConfig.affecting("evaluation") == {
+        "environments",
+        "env_threads",
+        "env_timeout",
+        "eval_episodes",
+        "allow_import",
+    }
     assert DatasetConfig.affecting("rows") == {
         "reward_scale",
         "reward_shift",

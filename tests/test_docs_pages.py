@@ -25,7 +25,6 @@ from rl_training.api import managed
 from rl_training.cli import main
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig, load_config, packaged_configs
-from rl_training.experiment.metric_names import TERMS
 from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs
 from tests import test_readme
 from tests.reliability.processes import Child, command
@@ -277,7 +276,7 @@ def test_an_algorithm_has_a_page_made_from_the_code(name: str) -> None:
 
 def test_every_term_of_every_update_is_explained() -> None:
     reported = {term for spec in list_algorithm_specs() for term in describe_algorithm.terms(spec)}
-    assert reported == set(TERMS)
+    assert reported == set(describe_algorithm.TERMS)
 
 
 def test_a_row_is_of_its_algorithm_alone() -> None:

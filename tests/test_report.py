@@ -20,13 +20,13 @@ from rl_training import report
 from rl_training.errors import ConfigError
 from rl_training.report import figures
 from rl_training.report.curves import band, first_above
-from rl_training.report.grouping import data_name
 from rl_training.report.logs import Curve
 from rl_training.report.rendering import rendered
 from rl_training.report.report import Report
 from rl_training.report.statistics import Estimate
 from rl_training.report.summary import Pair
 from rl_training.report.tables import verdict
+from rl_training.report.tasks import data_name
 from tests.report_files import curve_to, record_of, settings_of, two_methods, write_run
 from tests.report_pages import Page, require_alone
 from tests.runs import mostly_slow

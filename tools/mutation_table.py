@@ -534,7 +534,7 @@ _ONLINE = [
     _mistake(
         "scale",
         "RLPD's critic loss is a sum",
-        "algorithms/rlpd.py",
+        _LOSSES,
         "squared_error(q, target) / len(q)",
         "squared_error(q, target)",
         "test_rlpd_update.py",

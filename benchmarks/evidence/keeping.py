@@ -19,9 +19,9 @@ from rl_training.environments.making import spaces_of
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
 from rl_training.ogbench import PREFIX
-from rl_training.report.grouping import data_name, text_of
 from rl_training.report.logs import Curve
 from rl_training.report.reading import Reading, Run, Unread, read_runs
+from rl_training.report.tasks import data_name, text_of
 from rl_training.study.packing import open_packed_study
 from rl_training.study.plan import STUDY, read_plan
 from rl_training.study.trials import home_of

@@ -9,8 +9,8 @@ from benchmarks.evidence.naming import name_of
 from benchmarks.report import Entry, Results
 from rl_training.display.text import number
 from rl_training.report.facts import ranges
-from rl_training.report.grouping import is_offline
 from rl_training.report.reading import Run
+from rl_training.report.tasks import is_offline
 
 _PEERS = {"sb3": "Stable-Baselines3", "d3rlpy": "d3rlpy", "corl": "CORL", "flashsac": "the authors'"}
 _VERSIONS = {"sb3": "stable_baselines3", "d3rlpy": "version", "corl": "checkout", "flashsac": "checkout"}

@@ -21,12 +21,13 @@ from rl_training.display.text import number
 from rl_training.experiment.strict_yaml import parse_yaml
 from rl_training.report import figures
 from rl_training.report.facts import ranges
-from rl_training.report.grouping import Selection, group, is_offline
+from rl_training.report.grouping import Selection, group
 from rl_training.report.reading import Run
 from rl_training.report.rendering import rendered
 from rl_training.report.statistics import seeds_needed
 from rl_training.report.summary import Options, Result, Summary, summarise
 from rl_training.report.tables import text_of
+from rl_training.report.tasks import is_offline
 from rl_training.study.description import StudyFile
 from rl_training.study.plan import short
 

@@ -87,15 +87,11 @@ def _algorithms() -> list[str]:
 ConfigSource = Annotated[
     str | None,
     typer.Option(
-        "--config",
-        metavar="PATH|ALGO/NAME",
-        help="A YAML file or a packaged config.",
-        autocompletion=_config_names,
+        "--config", metavar="PATH|ALGO/NAME", help="A YAML file or a packaged config.", autocompletion=_config_names
     ),
 ]
 Algorithm = Annotated[
-    str | None,
-    typer.Option(metavar="NAME|MODULE:CLASS", help="The algorithm.", autocompletion=_algorithms),
+    str | None, typer.Option(metavar="NAME|MODULE:CLASS", help="The algorithm.", autocompletion=_algorithms)
 ]
 
 

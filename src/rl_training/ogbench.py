@@ -26,8 +26,7 @@ def require_ogbench() -> Any:
             return ogbench
     except ImportError as error:
         raise MissingDependencyError(
-            f"OGBench needs a package that is not installed ({error}); pip install ogbench",
-            key="env_id",
+            f"OGBench needs a package that is not installed ({error}); pip install ogbench", key="env_id"
         ) from error
 
 

@@ -92,12 +92,12 @@ def byte_size(value: Any) -> Any:
 
 
 T = TypeVar("T")
-Effect = Literal["run", "place", "watching", "rows", "result"]
+Effect = Literal["run", "place", "watching", "rows", "result", "score", "evaluation"]
 
 
 @dataclass(frozen=True)
 class Affects:
-    """Annotation of a field that declares what the setting affects: `device: Place[str]`."""
+    """Annotation of a field that declares what the setting affects: `device: Place[str]`. Several are allowed."""
 
     what: Effect
 
@@ -124,6 +124,8 @@ Place = Annotated[T, Affects("place")]  # where and how the run is computed and 
 Watching = Annotated[T, Affects("watching")]  # when the run is logged and saved; not part of the method
 Rows = Annotated[T, Affects("rows")]  # how rows of data are prepared for the learner
 Result = Annotated[T, Affects("result")]
+Score = Annotated[T, Affects("result"), Affects("score")]  # the environment of scores
+Evaluation = Annotated[T, Affects("evaluation")]  # how a checkpoint is evaluated
 
 WholeNumber = BeforeValidator(_whole)
 ByteSize = Annotated[int, Field(ge=0), BeforeValidator(byte_size)]

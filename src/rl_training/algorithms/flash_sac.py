@@ -34,7 +34,7 @@ from rl_training.algorithms.optim import Adam
 from rl_training.algorithms.sac import actor_terms
 from rl_training.algorithms.soft import Alpha, DelayedActor, SoftConfig, Temperature
 from rl_training.data.transitions import TransitionBatch
-from rl_training.models.mlp import NetworkShape
+from rl_training.models.mlp import RESIDUAL_BLOCKS, NetworkShape
 from rl_training.models.mlp_flash_sac import MLPFlashSACModel
 from rl_training.settings import OnlyWith, PositiveFloat, PositiveInt, Sizes, WholeNumber
 
@@ -68,8 +68,8 @@ class FlashSACNetworkConfig(NetworkShape):
     """width of the actor, and of the critics if `critic_hidden_sizes` is null; one size, or equal ones"""
     critic_hidden_sizes: Sizes | None = (256,)
     """width of the critics; null means `hidden_sizes`"""
-    residual_blocks: PositiveInt = 2
-    """residual blocks of every `simba` network and of FlashSAC; the others have none"""
+    residual_blocks: PositiveInt = RESIDUAL_BLOCKS
+    """residual blocks of every network"""
 
 
 class EntropyTemperature(Temperature):
@@ -106,10 +106,7 @@ def categorical_target(logits: Tensor, bins: Tensor, values: Tensor) -> Tensor:
 
 def critic_terms(log_probs: Tensor, target: Tensor, bins: Tensor) -> Terms:
     """Cross-entropy of `log_probs [2, B, M]` and `target [B, M]`, averaged over critics and batch."""
-    return {
-        "critic_loss": -(target * log_probs).sum(-1).mean(),
-        "target_q_mean": (target * bins).sum(-1).mean(),
-    }
+    return {"critic_loss": -(target * log_probs).sum(-1).mean(), "target_q_mean": (target * bins).sum(-1).mean()}
 
 
 def flash_sac_loss(batch: Mapping[str, Any]) -> Terms:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import Learner, TargetConfig, Terms
-from rl_training.algorithms.losses import action_error, squared_error, td_target
+from rl_training.algorithms.losses import action_error, mean_critic_terms, td_target
 from rl_training.data.transitions import TransitionBatch
 from rl_training.models.mlp import Activation, NetworkConfig
 from rl_training.models.mlp_fql import MLPFQLModel
@@ -60,11 +60,6 @@ def next_value(q: Tensor, aggregation: str) -> Tensor:
     return q.amin(0) if aggregation == "min" else q.mean(0)
 
 
-def critic_terms(q: Tensor, target: Tensor) -> Terms:
-    """`q [2, B]` against `target [B]`: the mean over critics and batch."""
-    return {"critic_loss": squared_error(q, target) / len(q), "target_q_mean": target.mean()}
-
-
 def flow_terms(velocities: Tensor, start: Tensor, actions: Tensor) -> Terms:
     """Flow matching: `velocities` on the straight line from the noise `start` to the data's `actions`."""
     return {"flow_loss": action_error(velocities, actions - start)}
@@ -91,7 +86,7 @@ def fql_loss(batch: Mapping[str, Any]) -> Terms:
     own = actor_terms(
         policy_q, batch["policy_actions"], batch["flow_actions"], batch["distill_coef"], batch["normalize_q_loss"]
     )
-    return critic_terms(q, target) | flow_terms(batch["velocities"], batch["start"], batch["actions"]) | own
+    return mean_critic_terms(q, target) | flow_terms(batch["velocities"], batch["start"], batch["actions"]) | own
 
 
 class FQL(Learner):
@@ -117,7 +112,7 @@ class FQL(Learner):
             next_q = self.model.target_critics(batch.next_obs, next_actions)  # [2, B]
             value = next_value(next_q, self.config.q_aggregation)
             target = td_target(batch.rewards, batch.dones, value, self.config.gamma)
-        terms = critic_terms(self.model.critics(batch.obs, batch.actions), target)
+        terms = mean_critic_terms(self.model.critics(batch.obs, batch.actions), target)
         return terms["critic_loss"], terms
 
     def flow_loss(self, batch: TransitionBatch, noise: Tensor, times: Tensor) -> tuple[Tensor, Terms]:

@@ -28,6 +28,11 @@ def critic_terms(q: Tensor, target: Tensor) -> dict[str, Tensor]:
     return {"critic_loss": squared_error(q, target), "target_q_mean": target.mean()}
 
 
+def mean_critic_terms(q: Tensor, target: Tensor) -> dict[str, Tensor]:
+    """`critic_terms` with the mean over critics instead of the sum."""
+    return {"critic_loss": squared_error(q, target) / len(q), "target_q_mean": target.mean()}
+
+
 def soft_policy_loss(q: Tensor, logprobs: Tensor, alpha: Tensor | float) -> Tensor:
     """E[alpha log pi(a|s) - Q(s, a)] for a reparameterised action: `q [B]`, `logprobs [B]`."""
     return (alpha * logprobs - q).mean()
@@ -35,10 +40,7 @@ def soft_policy_loss(q: Tensor, logprobs: Tensor, alpha: Tensor | float) -> Tens
 
 def soft_actor_terms(value: Tensor, logprobs: Tensor, alpha: Tensor | float) -> dict[str, Tensor]:
     """Terms of an actor with entropy: `value [B]` and `logprobs [B]` of its own actions."""
-    return {
-        "actor_loss": soft_policy_loss(value, logprobs, alpha),
-        "entropy_term": (alpha * logprobs).mean(),
-    }
+    return {"actor_loss": soft_policy_loss(value, logprobs, alpha), "entropy_term": (alpha * logprobs).mean()}
 
 
 def weighted_cloning_loss(logprobs: Tensor, weights: Tensor) -> Tensor:

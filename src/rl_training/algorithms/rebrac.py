@@ -21,19 +21,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.base import Learner, TargetConfig, Terms
+from rl_training.algorithms.base import Learner, Terms
 from rl_training.algorithms.execution import Draws, by_rows
 from rl_training.algorithms.losses import critic_terms, td_target
-from rl_training.algorithms.td3 import noisy_mode, smoothed_action
+from rl_training.algorithms.td3 import DelayedUpdateConfig, noisy_mode, smoothed_action
 from rl_training.data.extra_columns import NEXT_ACTIONS
 from rl_training.data.transitions import TransitionBatch
 from rl_training.models.mlp import ThreeLayerConfig
 from rl_training.models.mlp_td3 import MLPTD3Model
 from rl_training.models.policies import Policy
-from rl_training.settings import NonNegativeFloat, PositiveFloat, PositiveInt
+from rl_training.settings import NonNegativeFloat, PositiveFloat
 
 
-class ReBRACConfig(TargetConfig):
+class ReBRACConfig(DelayedUpdateConfig):
     """The authors' settings; both weights, which they choose for each data set, are those of hopper-medium."""
 
     learning_rate: PositiveFloat = 1e-3
@@ -42,14 +42,6 @@ class ReBRACConfig(TargetConfig):
     """weight of the squared action error in the actor's loss, relative to Q divided by its mean magnitude"""
     critic_bc_coef: NonNegativeFloat = 0.01
     """weight of the squared error of the target action in the critics' target, in units of reward"""
-    policy_delay: PositiveInt = 2
-    """critic updates per update of the actor and the targets"""
-    target_policy_noise: NonNegativeFloat = 0.2
-    """standard deviation of the noise on target actions, which are in [-1, 1]"""
-    target_noise_clip: NonNegativeFloat = 0.5
-    """bound of the noise on target actions"""
-    exploration_noise: NonNegativeFloat = 0.1
-    """standard deviation of the exploration noise on actions in fine-tuning, in [-1, 1]"""
 
 
 class ReBRACNetwork(ThreeLayerConfig):

@@ -41,11 +41,7 @@ class REDQConfig(DelayedActorConfig):
 
 
 def _sample_target_critic_indices(
-    *,
-    num_critics: int,
-    subset_size: int,
-    generator: torch.Generator | None = None,
-    scores: Tensor | None = None,
+    *, num_critics: int, subset_size: int, generator: torch.Generator | None = None, scores: Tensor | None = None
 ) -> Tensor:
     """`subset_size` distinct critics, uniformly drawn without a read from the device: `[M]`.
 

@@ -21,7 +21,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from rl_training.algorithms.base import Terms
-from rl_training.algorithms.losses import soft_actor_terms, squared_error
+from rl_training.algorithms.losses import mean_critic_terms, soft_actor_terms
 from rl_training.algorithms.redq import target_subset
 from rl_training.algorithms.soft import DelayedActor, DelayedActorConfig, SoftConfig
 from rl_training.data.transitions import TransitionBatch
@@ -62,19 +62,9 @@ def rlpd_model(
     return MLPREDQModel(obs_dim, action_dim, hidden_sizes, num_critics, **{"init": "xavier"} | options)
 
 
-def policy_value(q: Tensor) -> Tensor:
-    """The actor's objective: the minimum of two critics (SAC), the mean of more (REDQ): `[N, B] -> [B]`."""
-    return q.amin(0) if len(q) == 2 else q.mean(0)
-
-
-def critic_terms(q: Tensor, target: Tensor) -> Terms:
-    """`q [N, B]` against `target [B]`."""
-    return {"critic_loss": squared_error(q, target) / len(q), "target_q_mean": target.mean()}
-
-
 def actor_terms(q: Tensor, logprobs: Tensor, alpha: Tensor | float) -> Terms:
-    """`q [N, B]` at the policy's own actions."""
-    return soft_actor_terms(policy_value(q), logprobs, alpha)
+    """`q [N, B]` at the policy's own actions: the minimum of two critics (SAC) counts, the mean of more (REDQ)."""
+    return soft_actor_terms(q.amin(0) if len(q) == 2 else q.mean(0), logprobs, alpha)
 
 
 def rlpd_loss(batch: Mapping[str, Any]) -> Terms:
@@ -82,7 +72,7 @@ def rlpd_loss(batch: Mapping[str, Any]) -> Terms:
     sampled_logprobs sampled_q1 sampled_q2 alpha`."""
     q = torch.stack([batch["q1_values"], batch["q2_values"]])
     sampled_q = torch.stack([batch["sampled_q1"], batch["sampled_q2"]])
-    return critic_terms(q, batch["target_q_values"]) | actor_terms(
+    return mean_critic_terms(q, batch["target_q_values"]) | actor_terms(
         sampled_q, batch["sampled_logprobs"], batch["alpha"]
     )
 
@@ -115,7 +105,7 @@ class RLPD(DelayedActor):
         self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor, subset: Tensor | None
     ) -> tuple[Tensor, Terms]:
         q = self.model.critics(batch.obs, batch.actions)  # [N, B]
-        terms = critic_terms(q, self.soft_target(batch, next_noise, subset))
+        terms = mean_critic_terms(q, self.soft_target(batch, next_noise, subset))
         return terms["critic_loss"], terms
 
     def actor_loss(

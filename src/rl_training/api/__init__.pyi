@@ -631,6 +631,7 @@ class _ReBRACSettings(
     _ValidationKeys,
     _PriorDataKeys,
     _OnlineKeys,
+    _DelayedUpdateKeys,
     total=False,
 ):
     actor_bc_coef: float
@@ -639,14 +640,6 @@ class _ReBRACSettings(
     critic_bc_coef: float
     """weight of the squared error of the target action in the critics' target, in units of reward; ≥ 0; default
     0.01"""
-    policy_delay: int | float
-    """critic updates per update of the actor and the targets; ≥ 1; default 2"""
-    target_policy_noise: float
-    """standard deviation of the noise on target actions, which are in [-1, 1]; ≥ 0; default 0.2"""
-    target_noise_clip: float
-    """bound of the noise on target actions; ≥ 0; default 0.5"""
-    exploration_noise: float
-    """standard deviation of the exploration noise on actions in fine-tuning, in [-1, 1]; ≥ 0; default 0.1"""
 
 class ReBRAC(ManagedAlgorithm[Seeds]):
     """TD3 with a cloning penalty in actor and critics."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,19 +38,36 @@ from rl_training.spaces import SpaceSpec
 _ACTIONS_SHOWN = 8
 
 
-def show(
-    source: str,
-    env: str | None,
-    actions: DatasetConfig,
-    *,
-    download: bool,
-    as_json: bool,
-    allow_import: bool,
-    kind: str | None = None,
-) -> None:
-    spaces = _spaces(env, allow_import)
-    with read_columns(source, _permitted(kind, allow_import), download=download) as raw:
-        columns: Columns = actions.with_bounds(raw)
+@dataclass(frozen=True)
+class Source:
+    """A data set to read, as the options of `show`, `validate` and `convert` describe it."""
+
+    place: str
+    kind: str | None
+    env: str | None
+    actions: DatasetConfig
+    download: bool
+    allow_import: bool
+
+    def spaces(self) -> SpaceSpec | None:
+        """The spaces of the environment that the data belong to."""
+        return _spaces(self.env, self.allow_import)
+
+    def require_reader(self) -> None:
+        """Import the kind if it is `module:function`; raise if that is not permitted."""
+        if self.kind is not None and ":" in self.kind:
+            find_reader(self.kind, allow_import=self.allow_import)
+
+    def open(self) -> Columns:
+        """The columns of the file, which the caller must close."""
+        self.require_reader()
+        return read_columns(self.place, self.kind, download=self.download)
+
+
+def show(source: Source, *, as_json: bool) -> None:
+    spaces = source.spaces()
+    with source.open() as raw:
+        columns = source.actions.with_bounds(raw)
         unknown = spaces is None and declared_spaces(columns) is None
         dataset = TransitionDataset.from_columns(columns, spaces=_range_of_actions(columns) if unknown else spaces)
     statistics = dataset.statistics()
@@ -60,57 +77,39 @@ def show(
         show_table(_statistics_rows(statistics, dataset.spaces, bounded=not unknown))
 
 
-def validate(
-    source: str,
-    env: str | None,
-    actions: DatasetConfig,
-    *,
-    download: bool,
-    allow_import: bool,
-    kind: str | None = None,
-) -> None:
-    spaces = _spaces(env, allow_import)
-    with read_columns(source, _permitted(kind, allow_import), download=download) as raw:
-        columns = actions.with_bounds(raw)
+def validate(source: Source) -> None:
+    spaces = source.spaces()
+    with source.open() as raw:
+        columns = source.actions.with_bounds(raw)
         spaces = settled_spaces(columns, spaces)
         try:
             dataset = TransitionDataset.from_columns(columns, spaces=spaces)
         except DatasetError as first:
-            raise _all_faults(source, first, faults_of(columns, spaces)) from None
-    episodes = len(dataset.episode_ends)
-    print(f"valid: {source}: {len(dataset):,} transitions, {f'{episodes:,} episodes' if episodes else 'unordered'}")
+            raise _all_faults(source.place, first, faults_of(columns, spaces)) from None
+    episodes = f"{len(dataset.episode_ends):,} episodes" if len(dataset.episode_ends) else "unordered"
+    print(f"valid: {source.place}: {len(dataset):,} transitions, {episodes}")
     for remark in dataset.notes:
         note(f"note: {remark}")
 
 
-def _all_faults(source: str, first: DatasetError, faults: list[DatasetError]) -> DatasetError:
+def _all_faults(place: str, first: DatasetError, faults: list[DatasetError]) -> DatasetError:
     """The error for a file with `faults`. Several faults are printed, one per line, and counted in the error."""
     if len(faults) < 2:
         return first
     for fault in faults[:MOST_FAULTS]:
         print(f"fault: {one_line(fault)}", file=sys.stderr, flush=True)
     number = f"{len(faults)}" if len(faults) <= MOST_FAULTS else f"more than {MOST_FAULTS}"
-    return DatasetError(f"{source}: {number} faults, listed above; correct the file")
+    return DatasetError(f"{place}: {number} faults, listed above; correct the file")
 
 
-def convert(
-    source: str,
-    target: str,
-    to: str | None,
-    env: str | None,
-    actions: DatasetConfig,
-    *,
-    download: bool,
-    allow_import: bool,
-    kind: str | None = None,
-) -> None:
+def convert(source: Source, target: str, to: str | None) -> None:
     new: Any = to or _kind_of_target(target)
-    spaces = _spaces(env, allow_import)
-    kind = _permitted(kind, allow_import)
-    if actions.action_low is not None or actions.num_actions is not None:
-        with read_columns(source, kind, download=download) as columns:
-            spaces = resolve_spaces(actions.with_bounds(columns), spaces)
-    print(f"wrote {convert_dataset(source, new, target, spaces=spaces, download=download, source_kind=kind)}")
+    spaces, options = source.spaces(), dict[str, Any](download=source.download, source_kind=source.kind)
+    source.require_reader()
+    if source.actions.action_low is not None or source.actions.num_actions is not None:
+        with source.open() as columns:
+            spaces = resolve_spaces(source.actions.with_bounds(columns), spaces)
+    print(f"wrote {convert_dataset(source.place, new, target, spaces=spaces, **options)}")
 
 
 def merge(sources: list[str], output: str, env: str | None, *, allow_import: bool) -> None:
@@ -122,13 +121,6 @@ def merge(sources: list[str], output: str, env: str | None, *, allow_import: boo
 def _write(dataset: TransitionDataset, output: str) -> None:
     place = dataset.save(output)
     show_table([*_statistics_rows(dataset.statistics(), dataset.spaces), ("written to", str(place))])
-
-
-def _permitted(kind: str | None, allow_import: bool) -> str | None:
-    """`kind`; if it is `module:function`, it is imported, or refused."""
-    if kind is not None and ":" in kind:
-        find_reader(kind, allow_import=allow_import)
-    return kind
 
 
 def collect(

@@ -17,8 +17,7 @@ High = Annotated[str | None, typer.Option(help="Upper action bounds.")]
 NumActions = Annotated[int | None, typer.Option(min=1, help="Number of discrete actions if the file has none.")]
 Download = Annotated[bool, typer.Option("--download", help="Download a Minari data set that is not local.")]
 Kind = Annotated[
-    str | None,
-    typer.Option(help="npz, hdf5 or minari, or module:function for your own; by default from the name."),
+    str | None, typer.Option(help="npz, hdf5 or minari, or module:function for your own; by default from the name.")
 ]
 AllowImport = Annotated[
     bool, typer.Option("--allow-import", help="Permit an env id module:Env and a kind module:function.")
@@ -41,8 +40,7 @@ def show(
     from rl_training.console import dataset_tasks
 
     actions = dataset_tasks.action_space(action_low, action_high, num_actions)
-    options = {"download": download, "as_json": as_json, "allow_import": allow_import}
-    dataset_tasks.show(source, env, actions, kind=kind, **options)
+    dataset_tasks.show(dataset_tasks.Source(source, kind, env, actions, download, allow_import), as_json=as_json)
 
 
 @datasets.command()
@@ -60,7 +58,7 @@ def validate(
     from rl_training.console import dataset_tasks
 
     actions = dataset_tasks.action_space(action_low, action_high, num_actions)
-    dataset_tasks.validate(source, env, actions, download=download, kind=kind, allow_import=allow_import)
+    dataset_tasks.validate(dataset_tasks.Source(source, kind, env, actions, download, allow_import))
 
 
 @datasets.command()
@@ -80,8 +78,7 @@ def convert(
     from rl_training.console import dataset_tasks
 
     actions = dataset_tasks.action_space(action_low, action_high, num_actions)
-    options = {"download": download, "allow_import": allow_import}
-    dataset_tasks.convert(source, target, to, env, actions, kind=kind, **options)
+    dataset_tasks.convert(dataset_tasks.Source(source, kind, env, actions, download, allow_import), target, to)
 
 
 @datasets.command()

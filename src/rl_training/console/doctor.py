@@ -22,6 +22,7 @@ from rl_training.experiment.files import write_durably
 from rl_training.memory import available_cores, available_memory, busy_note, human_bytes
 from rl_training.ogbench import PREFIX, registered_id
 from rl_training.platforms import lock
+from rl_training.updates.updater import COMPILERS
 from rl_training.version import __version__
 
 State = Literal["ok", "note", "broken"]
@@ -40,7 +41,6 @@ _EXTRAS = {
     "ray": ("ray",),
     "export": ("onnx", "onnxruntime"),
 }
-_COMPILERS = ("cc", "gcc", "clang", "c++", "g++")
 _LITTLE_DISK = 2**30
 
 
@@ -155,7 +155,7 @@ def rendering() -> Finding:
 
 def compiler() -> Finding:
     """torch.compile needs a C compiler."""
-    found = next((path for name in _COMPILERS if (path := shutil.which(name))), None)
+    found = next((path for name in COMPILERS if (path := shutil.which(name))), None)
     if found is None:
         return Finding("note", "compiler", "none: acceleration: compile runs without compiling; install gcc")
     return Finding("ok", "compiler", f"{found}, for acceleration: compile")

@@ -38,13 +38,7 @@ def runs(
     from rl_training.report import listing
 
     found = listing.runs(
-        places or [Path("runs")],
-        algo=algo,
-        env=env,
-        tag=tag,
-        status=status,
-        sort=sort,
-        reverse=reverse,
+        places or [Path("runs")], algo=algo, env=env, tag=tag, status=status, sort=sort, reverse=reverse
     )
     if as_json:
         show_json({"runs": [listing.plain_run(run) for run in found.runs], "unread": found.unread})

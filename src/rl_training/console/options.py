@@ -8,8 +8,7 @@ from typing import Annotated, Any
 import typer
 
 AllowImport = Annotated[
-    bool,
-    typer.Option("--allow-import", help="Permit settings module:Name (env, algorithm, network, …)."),
+    bool, typer.Option("--allow-import", help="Permit settings module:Name (env, algorithm, network, …).")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Data = Annotated[

@@ -23,8 +23,7 @@ Paths = Annotated[
 Metric = Annotated[str, typer.Option(help="The metric to compare, by its name in results or in the log.")]
 Unfinished = Annotated[bool, typer.Option("--unfinished", help="Include the results so far of unfinished runs.")]
 Names = Annotated[
-    list[str] | None,
-    typer.Option("--name", metavar="OLD=NEW", help="Rename a method or task; may be repeated."),
+    list[str] | None, typer.Option("--name", metavar="OLD=NEW", help="Rename a method or task; may be repeated.")
 ]
 ByOption = Annotated[
     Literal["settings", "path", "tags"],

@@ -44,12 +44,7 @@ def sweep(
 
     study = Study(file, output_dir=output_dir, data=data, device=device, allow_import=allow_import)
     status = study.run(
-        workers,
-        gpus=parse_gpus(gpus),
-        ray=ray,
-        retry_failed=retry is not None,
-        quiet=flags.quiet,
-        say=note,
+        workers, gpus=parse_gpus(gpus), ray=ray, retry_failed=retry is not None, quiet=flags.quiet, say=note
     )
     _show(status)
     if status.failed:

@@ -84,11 +84,7 @@ class Build:
 
 
 def unpacked(
-    contents: Contents,
-    name: str,
-    spaces: SpaceSpec | None,
-    budgets: MemoryBudget,
-    extras: tuple[Column, ...] = (),
+    contents: Contents, name: str, spaces: SpaceSpec | None, budgets: MemoryBudget, extras: tuple[Column, ...] = ()
 ) -> TransitionDataset:
     """The data set in a packed file, copied to memory if there is room for it."""
     rows, ends, about = contents

@@ -104,7 +104,8 @@ class Progress:
         new = {name: value for name, value in headlines.items() if step != before or name not in shown}
         self._shown = step, frozenset(headlines) | (shown if step == before else frozenset())
         if new or step != before:
-            self.say("  ".join([_time_of_day(seconds), *self._line(step, new, again=step == before)]))
+            time_of_day = time.strftime("%H:%M:%S", time.localtime(seconds))
+            self.say("  ".join([time_of_day, *self._line(step, new, again=step == before)]))
 
     def _line(self, step: int, values: Mapping[str, float], *, again: bool) -> list[str]:
         """The texts of a line; the second line of a step has only what the first did not show."""
@@ -163,10 +164,6 @@ def _headlines(values: Mapping[str, float]) -> dict[str, float]:
 
 def _named(values: Mapping[str, float]) -> list[str]:
     return [f"{name} {significant(float(value))}" for name, value in values.items()]
-
-
-def _time_of_day(seconds: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(seconds))
 
 
 class Pace:

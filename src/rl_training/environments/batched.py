@@ -45,11 +45,7 @@ class BatchedPool(Pool):
         assert config.seed is not None
         assert config.env_id is not None
         super().__init__(config.seed, purpose, config.num_envs)
-        self.key = (
-            config.env_id,
-            str(config.env_kwargs),
-            config.env_threads,
-        )  # equal if pools can be joined
+        self.key = (config.env_id, str(config.env_kwargs), config.env_threads)  # equal if pools can be joined
         self.make = partial(MujocoBatch, config.env_id, config.env_kwargs, threads=config.env_threads)
         self._enter(_Shared(self.make(self.width)))
 

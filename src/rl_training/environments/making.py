@@ -16,7 +16,7 @@ import numpy as np
 from rl_training.environments.recipe import EnvSettings
 from rl_training.environments.user_environments import EnvMaker, UserEnvironments, env_error, not_made, tensor_maker
 from rl_training.environments.wrapping import time_limit_of, wrap
-from rl_training.errors import MissingDependencyError, nearest
+from rl_training.errors import ConfigError, MissingDependencyError, nearest
 from rl_training.importing import current_folder, not_importable
 from rl_training.observation_spaces import Flattening, Image, Misfit, describe
 from rl_training.ogbench import registered_id
@@ -66,16 +66,7 @@ def _bare(config: EnvSettings, given: UserEnvironments | None) -> gym.Env[Any, A
     except MissingDependencyError:
         raise
     except gym.error.UnregisteredEnv:
-        if env_id.startswith("ALE/"):
-            raise env_error(f"{env_id}: Atari is not supported, its observations are images") from None
-        hint = nearest(env_id, gym.registry) or "; see gymnasium.registry for the known ones"
-        if _D4RL.match(env_id):
-            hint = "; that is a data set of D4RL; rl-training configs lists presets, such as iql/hopper-medium"
-        if env_id.endswith(".py"):
-            hint = f"; a class in a file is {Path(env_id).stem}:CLASS, with --allow-import, from the file's folder"
-        elif ":" in env_id:
-            hint = "; its module neither registers such an id nor has a gymnasium.Env of that name"
-        raise env_error(f"unknown environment {env_id!r}{hint}") from None
+        raise _unknown(env_id) from None
     except Exception as error:
         raise not_made(env_id, config.env_kwargs, error) from error
 
@@ -92,6 +83,21 @@ def _make(env_id: str, kwargs: Mapping[str, Any]) -> gym.Env[Any, Any]:
         if not (isinstance(found, type) and issubclass(found, gym.Env)):
             raise
         return found(**kwargs)
+
+
+def _unknown(env_id: str) -> ConfigError:
+    """The error for an id that is not registered, with a remedy."""
+    if env_id.startswith("ALE/"):
+        return env_error(f"{env_id}: Atari is not supported, its observations are images")
+    if env_id.endswith(".py"):
+        hint = f"; a class in a file is {Path(env_id).stem}:CLASS, with --allow-import, from the file's folder"
+    elif ":" in env_id:
+        hint = "; its module neither registers such an id nor has a gymnasium.Env of that name"
+    elif _D4RL.match(env_id):
+        hint = "; that is a data set of D4RL; rl-training configs lists presets, such as iql/hopper-medium"
+    else:
+        hint = nearest(env_id, gym.registry) or "; see gymnasium.registry for the known ones"
+    return env_error(f"unknown environment {env_id!r}{hint}")
 
 
 def _missing(env_id: str, error: Exception) -> MissingDependencyError:

@@ -142,7 +142,7 @@ class Evaluator:
 
     def _played(self, policy: Policy, sampled: bool, episodes: int, interrupted: Callable[[], bool]) -> Played:
         bound = self.bound or math.inf
-        act = _sampled(policy, self.spaces, self.seed) if sampled else _mode(policy)
+        act: Act = _sampled(policy, self.spaces, self.seed) if sampled else lambda obs, episodes: policy.mode(obs)
         return _play(self.open(episodes), act, self.spaces, episodes, bound, interrupted)
 
     def summary(self, played: Played) -> dict[str, float]:
@@ -173,10 +173,6 @@ class Evaluator:
 Act = Callable[[torch.Tensor, dict[int, int]], torch.Tensor]
 
 
-def _mode(policy: Policy) -> Act:
-    return lambda obs, episodes: policy.mode(obs)
-
-
 def _sampled(policy: Policy, spaces: SpaceSpec, seed: int) -> Act:
     """Each episode has its own noise, so that it does not depend on the other episodes."""
     sources: dict[int, np.random.Generator] = {}
@@ -193,12 +189,7 @@ def _sampled(policy: Policy, spaces: SpaceSpec, seed: int) -> Act:
 
 
 def _play(
-    pool: Pool,
-    act: Act,
-    spaces: SpaceSpec,
-    episodes: int,
-    bound: float,
-    interrupted: Callable[[], bool],
+    pool: Pool, act: Act, spaces: SpaceSpec, episodes: int, bound: float, interrupted: Callable[[], bool]
 ) -> Played:
     """Play episodes 0 … n-1, each truncated at `bound` steps.
 

@@ -14,14 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl_training.errors import (
-    LONGEST_CAUSE,
-    DivergedError,
-    EnvironmentFailure,
-    RLTrainingError,
-    cause_of,
-    one_line,
-)
+from rl_training.errors import LONGEST_CAUSE, DivergedError, EnvironmentFailure, RLTrainingError, cause_of, one_line
 from rl_training.seeding import episode_seed
 
 BATCH = "batch."  # prefix of arrays in a checkpoint that are the state of batched environments

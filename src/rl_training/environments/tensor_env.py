@@ -73,11 +73,7 @@ class ActionScaling:
         return scaled.to(self._dtype).clamp(self._least, self._most)
 
 
-_TYPES = {
-    "rewards": (torch.float32, torch.float64),
-    "terminated": (torch.bool,),
-    "truncated": (torch.bool,),
-}
+_TYPES = {"rewards": (torch.float32, torch.float64), "terminated": (torch.bool,), "truncated": (torch.bool,)}
 
 
 class CheckedEnv:

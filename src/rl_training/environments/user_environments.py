@@ -28,6 +28,8 @@ Env = gym.Env[Any, Any]
 # Classes of `torch_envs` by their ids.
 BUILT_IN = {"torch/Pendulum-v1": "TorchPendulum", "torch/CartPole-v1": "TorchCartPole"}
 _CLASS = re.compile(r"[\w.]+:[A-Za-z_][\w.]*")
+# Attributes by which a `TensorEnv` is recognised.
+_OF_TENSOR_ENV = ("num_envs", "device", "single_observation_space", "single_action_space", "step")
 
 
 class EnvMaker:
@@ -150,11 +152,6 @@ def _is_tensor_class(found: Any) -> bool:
     if not isinstance(found, type) or issubclass(found, gym.Env | gym.vector.VectorEnv):
         return False
     return all(callable(getattr(found, name, None)) for name in ("reset", "step", "close"))
-
-
-def _is_tensor_env(env: Any) -> bool:
-    names = ("num_envs", "device", "single_observation_space", "single_action_space", "step")
-    return all(hasattr(env, name) for name in names)
 
 
 def not_made(name: str | None, kwargs: Mapping[str, Any], error: Exception, remedy: str = "") -> ConfigError:
@@ -290,7 +287,7 @@ def resolve_env(env: Any, key: str = "env_id") -> EnvSource:
         from rl_training.environments.adapters.gymnasium_vector import VectorEnvAdapter
 
         env = VectorEnvAdapter(env)
-    if _is_tensor_env(env):
+    if all(hasattr(env, name) for name in _OF_TENSOR_ENV):
         name = getattr(env, "name", type(env).__name__)
         only = TensorEnvMaker(name, env, single_instance=True)
         only.instance = bare

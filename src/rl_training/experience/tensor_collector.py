@@ -259,10 +259,7 @@ class TensorCollector(Experience):
             return problems
         self.buffer.cut(range(self.width))
         self._reset(seeding.episode_seed(self.seed, seeding.TRAINING, 0, self.steps))
-        return [
-            *problems,
-            f"{type(self.env).__name__} cannot restore its state; all of its episodes were reset",
-        ]
+        return [*problems, f"{type(self.env).__name__} cannot restore its state; all of its episodes were reset"]
 
     def _restore_random(self, state: Tensor) -> list[str]:
         if state.numel() != self.random.generator.get_state().numel():

@@ -72,8 +72,7 @@ def without_fqe_stopping(algo_kwargs: Mapping[str, Any]) -> dict[str, Any]:
         return given
     if stopping.get("metric") == "fqe":
         warnings.warn(
-            "early_stopping: metric: fqe of this run was removed; it resumes without early stopping",
-            stacklevel=2,
+            "early_stopping: metric: fqe of this run was removed; it resumes without early stopping", stacklevel=2
         )
         return given | {"early_stopping": None}
     return given | {

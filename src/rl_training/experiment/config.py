@@ -32,6 +32,7 @@ from rl_training.experiment.loggers import known_loggers
 from rl_training.experiment.strict_yaml import dump_yaml, explain, parse_yaml, read_text
 from rl_training.settings import (
     ByteSize,
+    Evaluation,
     NonNegativeInt,
     PathText,
     PerRun,
@@ -39,6 +40,7 @@ from rl_training.settings import (
     PositiveFloat,
     PositiveInt,
     Result,
+    Score,
     Settings,
     Watching,
     WholeNumber,
@@ -66,7 +68,7 @@ class TrainConfig(Settings):
 
     algo: Result[Annotated[Text, AfterValidator(normalise_algo)]]
     """name of the algorithm, in any case; your own as `module:Class`, with `--allow-import`"""
-    env_id: Result[Text | None]
+    env_id: Score[Text | None]
     """Gymnasium id; null trains on data alone (offline algorithms)"""
     seed: PerRun[Seed | None] = 0
     """seed of the run; null draws one and records it"""
@@ -85,11 +87,11 @@ class TrainConfig(Settings):
     """`auto`, `cpu`, `cuda` or `cuda:N`; `auto` is the first GPU if there is one"""
     num_envs: Result[PositiveInt] = 1
     """environments stepped together; intervals count the steps of all of them"""
-    eval_episodes: Result[NonNegativeInt] = 5
+    eval_episodes: Result[Evaluation[NonNegativeInt]] = 5
     """episodes per evaluation; 0 disables evaluation"""
-    eval_env: Result[Text | None] = None
+    eval_env: Score[Text | None] = None
     """Gymnasium id of another environment for evaluation, without `env_kwargs`; null evaluates in `env_id`"""
-    eval_max_steps: Result[PositiveInt | None] = None
+    eval_max_steps: Score[PositiveInt | None] = None
     """maximum steps of an evaluation episode; null: the environment's own limit, or 10,000 if it has none"""
     log_interval: Watching[PositiveInt] = 1_000
     """environment steps (offline: updates) between rows of `metrics.csv` and TensorBoard"""
@@ -103,28 +105,28 @@ class TrainConfig(Settings):
     """labels that are recorded with the run"""
     algo_kwargs: Result[PlainMapping] = Field(default_factory=dict)
     """the settings listed in the sections below"""
-    env_kwargs: Result[PlainMapping] = Field(default_factory=dict)
+    env_kwargs: Score[PlainMapping] = Field(default_factory=dict)
     """passed to `gymnasium.make`"""
-    wrappers: Result[Annotated[tuple[Any, ...], BeforeValidator(wrapper_list)]] = ()
+    wrappers: Score[Annotated[tuple[Any, ...], BeforeValidator(wrapper_list)]] = ()
     """wrappers of each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
     `RescaleAction: {min_action: -1, max_action: 1}`; your own as `module:Class`, with `--allow-import`"""
     given_envs: Result[Annotated[tuple[Literal["env_id", "eval_env"], ...], BeforeValidator(list_as_tuple)]] = ()
     """which of these were passed as Python objects, which their names cannot create; set when a run starts"""
     init_from: Result[Annotated[PathText, Field(min_length=1)] | None] = None
     """checkpoint or run whose networks the run starts from; `{seed}` is replaced by the run's seed"""
-    allow_import: Place[bool] = False
+    allow_import: Place[Evaluation[bool]] = False
     """permit settings that name your own code, `module:Env`, `module:Class` or `module:function`, to import it"""
     plugin: Place[Text | None] = None
     """`module:Class` of the learner if `algo` is not of this package; set when a run starts"""
-    environments: Place[Literal["auto", "local", "batched", "processes", "ray"]] = "auto"
+    environments: Place[Evaluation[Literal["auto", "local", "batched", "processes", "ray"]]] = "auto"
     """where environments run. `local`: one after another in this process. `batched`: in this process, all in one
     call, with the same results (Gymnasium's MuJoCo environments without wrappers). `auto`: `batched` if it supports
     the environment, otherwise `local`. `processes`: each in its own process, so that a crash or hang does not end
     this one (also `env_processes: true`). `ray`: actors of the Ray cluster in RAY_ADDRESS, or of a new one on this
     machine"""
-    env_threads: Place[PositiveInt | None] = None
+    env_threads: Place[Evaluation[PositiveInt | None]] = None
     """threads that step batched environments; null: OMP_NUM_THREADS if it is set, otherwise the available cores"""
-    env_timeout: Place[PositiveFloat] = 60.0
+    env_timeout: Place[Evaluation[PositiveFloat]] = 60.0
     """seconds after which an environment in another process is considered hung"""
     acceleration: Result[Literal["auto", "eager", "compile", "graph"]] = "auto"
     """how updates run; `auto` is `compile` on a GPU and `eager` on a CPU"""

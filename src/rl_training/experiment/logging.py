@@ -265,12 +265,7 @@ class _LoggerWorker(_Worker):
     """
 
     def __init__(
-        self,
-        logger: Logger,
-        facts: RunFacts,
-        backlog: Iterable[Row],
-        warn: Callable[[str], None],
-        capacity: int,
+        self, logger: Logger, facts: RunFacts, backlog: Iterable[Row], warn: Callable[[str], None], capacity: int
     ) -> None:
         super().__init__(logger.name, warn, capacity)
         self._logger = logger

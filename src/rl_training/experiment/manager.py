@@ -9,13 +9,7 @@ from typing import Any
 
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig, load_config
-from rl_training.experiment.registry import (
-    AlgorithmSpec,
-    list_algorithm_specs,
-    resolve,
-    setting_names,
-    spec_of,
-)
+from rl_training.experiment.registry import AlgorithmSpec, list_algorithm_specs, resolve, setting_names, spec_of
 from rl_training.runs.session import TrainResult
 from rl_training.runtime.populations import members_of, train_population
 from rl_training.runtime.resume import resume_population, resume_training

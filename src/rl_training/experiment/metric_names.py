@@ -38,34 +38,6 @@ METRICS = (
     Metric("learning_rate", "train/learning_rate", "learning rate"),
     Metric("alpha", "train/ent_coef", "temperature"),
 )
-# Descriptions of the terms of an update, which are `train/<term>` in the log.
-TERMS = {
-    "loss": "Huber loss of Q against its target",
-    "critic_loss": "loss of the critics, including regularisers",
-    "critic_mse_loss": "the temporal-difference part of the critics' loss",
-    "actor_loss": "loss of the actor",
-    "value_loss": "expectile loss of the value function",
-    "q_mean": "mean Q-value of the taken actions",
-    "target_q_mean": "mean target of the critics; unlimited growth means overestimation",
-    "q_data_std": "standard deviation among the critics at the data's actions",
-    "q_policy_std": "standard deviation among the critics at the policy's actions",
-    "entropy_term": "mean of alpha log pi; the policy's entropy is minus this over alpha",
-    "alpha": "weight of the entropy, fixed or learned",
-    "advantage_mean": "mean advantage of the data's actions over the policy's",
-    "advantage_weight_mean": "mean weight of the cloned actions; if it is at the maximum, advantages are too large",
-    "small_weight_share": "share of the cloned actions whose weight is below 0.01; near 1, cloning has stopped",
-    "behavior_logprob_mean": "mean log-likelihood of the data's actions",
-    "bc_loss": "squared distance between the policy's and the data's actions",
-    "q_scale": "factor on Q in the actor's loss",
-    "flow_loss": "squared error of the flow network's velocities",
-    "distill_loss": "squared distance between the actor's and the flow policy's actions",
-    "diversity_loss": "alignment of the critics' action gradients",
-    "conservative_gap": "Q at sampled actions minus Q at the data's actions",
-    "conservative_loss": "the conservative part of the critics' loss, including its weight",
-    "floored_share": "share of the policy's sampled values below the return of the data",
-    "multiplier": "the learned weight of the conservative penalty",
-    "multiplier_loss": "loss of that weight",
-}
 _BY_NAME = {metric.name: metric for metric in METRICS}
 
 

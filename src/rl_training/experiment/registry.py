@@ -25,26 +25,9 @@ else:
     __getattr__, __dir__ = lazy(__name__, {"AlgorithmSpec": "rl_training.runtime.trainers"})
 
 _NAMES = (
-    "dqn",
-    "ddpg",
-    "td3",
-    "sac",
-    "tqc",
-    "redq",
-    "bc",
-    "td3_bc",
-    "iql",
-    "cql",
-    "awac",
-    "crr",
-    "edac",
-    "rlpd",
-    "rebrac",
-    "crossq",
-    "flash_sac",
-    "fql",
-    "cal_ql",
-)
+    "dqn", "ddpg", "td3", "sac", "tqc", "redq", "bc", "td3_bc", "iql", "cql", "awac", "crr", "edac", "rlpd",
+    "rebrac", "crossq", "flash_sac", "fql", "cal_ql",
+)  # fmt: skip
 # The specs imported so far, and those that `register` added.
 _SPECS: dict[str, AlgorithmSpec] = {}
 _NAME = re.compile("[a-z][a-z0-9_]*")

@@ -187,12 +187,7 @@ class RunDirectory:
             run._record = read_run_record(path)
             run.machine_changes = machine_changes(run._record)
             run.status_before = run._record["status"]
-            run.update(
-                schema=files.SCHEMA,
-                status="running",
-                cause=None,
-                resumed=[*run._record["resumed"], _now()],
-            )
+            run.update(schema=files.SCHEMA, status="running", cause=None, resumed=[*run._record["resumed"], _now()])
         return run
 
     @contextlib.contextmanager

@@ -60,16 +60,8 @@ class _Graph:
         return self.node("Cast", x, to=helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
 
 
-def _normalize(g: _Graph, x: str, shift: Any, scale: Any) -> str:
-    return g.node("Mul", g.node("Sub", x, g.constant(shift)), g.constant(scale))
-
-
 def _clip(g: _Graph, x: str, low: Any, high: Any) -> str:
     return g.node("Clip", x, g.constant(low), g.constant(high))
-
-
-def _affine(g: _Graph, x: str, weight: Any, bias: Any) -> str:
-    return g.node("Gemm", x, g.constant(weight), g.constant(bias))
 
 
 def _layer_norm(g: _Graph, x: str, weight: Any, bias: Any, epsilon: Any) -> str:
@@ -154,14 +146,10 @@ def _scale(g: _Graph, x: str, low: Any, high: Any, inner_low: Any, inner_high: A
     return g.node("Min", g.node("Max", typed, g.constant(inner_low)), g.constant(inner_high))
 
 
-def _choose(g: _Graph, x: str, start: Any) -> str:
-    return g.cast(g.node("Add", x, g.constant(start, np.int64)), start.dtype)
-
-
 _WRITERS: dict[str, Callable[..., str]] = {
-    "normalize": _normalize,
+    "normalize": lambda g, x, shift, scale: g.node("Mul", g.node("Sub", x, g.constant(shift)), g.constant(scale)),
     "clip": _clip,
-    "affine": _affine,
+    "affine": lambda g, x, weight, bias: g.node("Gemm", x, g.constant(weight), g.constant(bias)),
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,
     **{name: lambda g, x, kind=kind: g.node(kind, x) for name, kind in _SIMPLE.items()},
@@ -179,7 +167,7 @@ _WRITERS: dict[str, Callable[..., str]] = {
     "categorical": _categorical,
     "scale": _scale,
     "argmax": lambda g, x: g.node("ArgMax", x, axis=-1, keepdims=0),
-    "choose": _choose,
+    "choose": lambda g, x, start: g.cast(g.node("Add", x, g.constant(start, np.int64)), start.dtype),
 }
 
 

@@ -10,6 +10,7 @@ scales the gain and shift of each BN together, and the gain of RMSNorm, to norm 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from rl_training.errors import ConfigError
 from rl_training.models.batch_norm import BatchNorm, BatchNormNetwork, SingleBatchNormNetwork
-from rl_training.models.mlp import Activation, EnsembleLinear, Select, product, rounded
+from rl_training.models.mlp import RESIDUAL_BLOCKS, Activation, EnsembleLinear, Select, product, rounded
 from rl_training.models.simba import EXPANSION, one_width
 from rl_training.models.steps import Step, as_array
 
@@ -82,7 +83,7 @@ class EnsembleFlash(BatchNormNetwork):
         hidden_sizes: Sequence[int],
         out_features: int,
         *,
-        residual_blocks: int = 2,
+        residual_blocks: int = RESIDUAL_BLOCKS,
         layer_norm: bool = False,
         activation: Activation = "relu",
     ) -> None:
@@ -127,16 +128,12 @@ class Flash(SingleBatchNormNetwork, EnsembleFlash):
     def feature_steps(self) -> list[Step]:
         """Each BN is part of its linear layer."""
         weight, *weights = [layer.weight[0] for layer in self.linears]  # type: ignore[index]
-        (scale, shift), *folded = [norm.scale_and_shift(_first) for norm in self.norms]  # type: ignore[operator]
+        (scale, shift), *folded = [norm.scale_and_shift(itemgetter(0)) for norm in self.norms]  # type: ignore[operator]
         found = [_affine(scale.T * weight, (shift @ weight)[0])]
         for i, (weight, (scale, shift)) in enumerate(zip(weights, folded)):
             layer = [_affine(weight * scale, shift[0]), Step(self.activation)]
             found += [Step("keep"), *layer] if i % 2 == 0 else [*layer, Step("add_kept")]
         return [*found, self.norm.step()]
-
-
-def _first(parameter: Tensor) -> Tensor:
-    return parameter[0]
 
 
 def _affine(weight: Tensor, bias: Tensor) -> Step:

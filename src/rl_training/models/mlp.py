@@ -26,6 +26,7 @@ Select = Callable[[Tensor], Tensor]
 Init = Literal["torch", "xavier", "orthogonal", "unit_orthogonal", "he"]
 NETWORK = "algo_kwargs.network"  # the setting, in messages
 PACKAGED_KINDS = ("mlp", "simba")
+RESIDUAL_BLOCKS = 2
 Activation = Literal["relu", "leaky_relu", "elu", "gelu", "gelu_tanh", "silu", "tanh"]
 _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu_,  # in-place is safe: the layer's output has no other reader
@@ -78,7 +79,7 @@ class NetworkShape(Settings):
     """every network: `mlp`, `simba` (residual blocks of the width in `hidden_sizes`) or your `module:factory`"""
     network_kwargs: dict[str, Any] = Field(default_factory=dict)
     """keyword arguments of your own network"""
-    residual_blocks: Annotated[PositiveInt, OnlyWith("network", "simba")] = 2
+    residual_blocks: Annotated[PositiveInt, OnlyWith("network", "simba")] = RESIDUAL_BLOCKS
     """residual blocks of every `simba` network and of FlashSAC; the others have none"""
 
     @field_validator("network_kwargs")

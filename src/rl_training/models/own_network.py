@@ -16,12 +16,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from rl_training.errors import ConfigError, ExportError, cause_of
-from rl_training.models.mlp import NETWORK, EnsembleNetwork, Members, SingleNetwork, selection
+from rl_training.models.mlp import NETWORK, EnsembleNetwork, Members, NetworkConfig, SingleNetwork, selection
 from rl_training.models.steps import Step, steps_of
 
 Factory = Callable[..., nn.Module]
-# Settings that only the packaged networks have, with their defaults.
-_OTHERS = {"activation": "relu", "layer_norm": False, "layer_norm_epsilon": 1e-6, "residual_blocks": 2}
 # Calling this many members one by one is faster than `vmap`, measured on a CPU.
 _FEW = 2
 _PROBED_ROWS = 3
@@ -45,7 +43,7 @@ class OwnEnsemble(EnsembleNetwork):
         nn.Module.__init__(self)
         self.num_members, self._name, self._outputs = num_members, name, out_features
         for key, value in others.items():
-            if value != _OTHERS.get(key):
+            if value != NetworkConfig.model_fields[key].default:  # a setting that only the packaged networks have
                 raise self._refused(f"has no setting {key}; leave it out, or use network_kwargs")
         arguments, options = (in_features, out_features, list(hidden_sizes)), dict(network_kwargs or {})
         with torch.device("cpu"), torch.enable_grad():

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from rl_training.errors import ConfigError
 from rl_training.models.mlp import (
+    RESIDUAL_BLOCKS,
     Activation,
     EnsembleLayerNorm,
     EnsembleLinear,
@@ -64,7 +65,7 @@ class EnsembleSimBa(EnsembleNetwork):
         hidden_sizes: Sequence[int],
         out_features: int,
         *,
-        residual_blocks: int = 2,
+        residual_blocks: int = RESIDUAL_BLOCKS,
         layer_norm: bool = False,
         layer_norm_epsilon: float = 1e-6,
         activation: Activation = "relu",

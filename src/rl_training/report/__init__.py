@@ -9,7 +9,7 @@
 
 reading      read run folders, studies and packed studies; `logs` reads metrics.csv
 listing      filter and sort runs
-grouping     group runs by method and task, and select the runs that count; `facts` describes them
+grouping     group runs by method and task (`tasks`), and select the runs that count; `facts` describes them
 statistics   robust means, intervals, comparisons; used by `curves`, `sweeps` and `normalising`
 summary      the contents of a report, as data
 tables       the summary as tables; `figures` as figures, `rendering` to bytes, `page` as HTML

@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from rl_training.errors import ConfigError
-from rl_training.report.grouping import tasks_of
 from rl_training.report.logs import Curve
-from rl_training.report.reading import Reading, Run, printable
+from rl_training.report.reading import Reading, Run
+from rl_training.report.run_files import printable
+from rl_training.report.tasks import tasks_of
 
 _COLUMNS = ("step", "seed", "value")
 # A seed that ends before this share of the steps of the longest one gets a remark.

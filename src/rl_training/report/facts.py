@@ -8,7 +8,8 @@ from statistics import median
 from typing import Any
 
 from rl_training.report.grouping import Groups, base_of, differences
-from rl_training.report.reading import Run, finite
+from rl_training.report.reading import Run
+from rl_training.report.run_files import finite
 from rl_training.study.plan import described
 
 _MOST_NAMED = 4

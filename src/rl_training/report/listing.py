@@ -48,28 +48,16 @@ def runs(
     if sort is not None and sort not in SORTS:
         raise ConfigError(f"sort: unknown {sort!r}{nearest(sort, SORTS)}; known: {', '.join(SORTS)}")
     found = read_runs(paths)
-    wanted = [_lower(one) for one in (algo, env, tag, status)]
-    kept = [run for run in found.runs if _fits(run, *wanted)]
+    given = ([one] if isinstance(one, str) else one or () for one in (algo, env, tag, status))
+    wanted = [[pattern.casefold() for pattern in patterns] for patterns in given]
+    words = {run: ([run.algo], [run.env_id or "none"], run.tags, [run.status]) for run in found.runs}
+    kept = [run for run in found.runs if all(map(_one_of, wanted, words[run]))]
     if sort is not None:
         kept = _ordered(kept, sort, reverse)
     elif reverse:
         kept.reverse()
     unread = () if any(wanted[:3]) else tuple(one for one in found.unread if _one_of(wanted[3], [one.kind]))
     return replace(found, runs=tuple(kept), unread=unread)
-
-
-def _lower(patterns: Patterns) -> list[str]:
-    given = [patterns] if isinstance(patterns, str) else patterns or ()
-    return [pattern.casefold() for pattern in given]
-
-
-def _fits(run: Run, algo: list[str], env: list[str], tag: list[str], status: list[str]) -> bool:
-    return (
-        _one_of(algo, [run.algo])
-        and _one_of(env, [run.env_id or "none"])
-        and _one_of(tag, run.tags)
-        and _one_of(status, [run.status])
-    )
 
 
 def _one_of(patterns: list[str], words: Iterable[str]) -> bool:

@@ -6,43 +6,39 @@ running, interrupted, broken or written by older versions; runs that cannot be r
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import platform
-import re
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from rl_training.errors import ConfigError, RLTrainingError
-from rl_training.experiment.files import MAX_JSON_BYTES
 from rl_training.experiment.runs import DONE, RECORD, RESOLVED, parse_run_record
-from rl_training.experiment.strict_yaml import read_dumped
 from rl_training.platforms import process_exists
+from rl_training.report.likeness import completed, with_origins
 from rl_training.report.logs import Curve, Log, read_log
+from rl_training.report.run_files import (
+    ReadFile,
+    finite,
+    parse_settings,
+    printable,
+    reader_of,
+    tags_of,
+    without_seed,
+)
 from rl_training.study.packing import open_packed_study
-from rl_training.study.plan import PLAN, RUNS, Plan, identity, left_out, parse_plan
+from rl_training.study.plan import PLAN, RUNS, Plan, identity, parse_plan
 from rl_training.study.trials import Failure, failure_name, parse_failure
 
 METRICS = "metrics.csv"
 RETURN = "eval_return_mean"
 ENDED = (*DONE, "diverged")
 """the statuses of a run that has ended by itself, with results"""
-_LARGEST_FILE = MAX_JSON_BYTES
-# Control characters except tab and line breaks, lone surrogates, and characters that change the text direction.
-_UNPRINTABLE = re.compile(
-    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\u2028-\u202e\u2066-\u2069\ufffe\uffff]"
-)
-_SEED = re.compile(r"^seed:.*\n", re.M)
 
 Kind = Literal["broken", "missing", "failed"]
-ReadFile = Callable[[str], bytes | None]
-"""returns a file of a run by name, or None if it does not exist"""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -135,54 +131,7 @@ def read_runs(paths: str | Path | Iterable[str | Path], metric: str = RETURN) ->
     reader = _Reader(metric)
     for place in places:
         reader.read(Path(place))
-    return Reading(_completed(_with_origins(reader.runs)), tuple(reader.unread), metric, frozenset(reader.tags))
-
-
-def _with_origins(runs: Sequence[Run]) -> list[Run]:
-    """The runs; those that start from runs which differ only in their seed have the same `init_from`."""
-    origins = {path: _origin(path) for run in runs if isinstance(path := run.settings.get("init_from"), str)}
-    alike: dict[str, list[Run]] = {}
-    for run in runs:
-        if (origin := origins.get(str(run.settings.get("init_from")))) is not None:
-            settings = {**run.settings, "init_from": origin}
-            alike.setdefault(json.dumps([run.algo, settings], sort_keys=True, default=str), []).append(run)
-    made: dict[Run, Mapping[str, Any]] = {}
-    for several in alike.values():
-        pairs = {(run.seed, run.settings["init_from"]) for run in several}
-        places = list(dict.fromkeys(run.settings["init_from"] for run in several))
-        if len(places) > 1 and len(pairs) == len({seed for seed, _ in pairs}):
-            shared = {**several[0].settings, "init_from": f"{places[0]} and {len(places) - 1} of other seeds"}
-            made |= dict.fromkeys(several, shared)
-    return [replace(run, settings=made.get(run, run.settings)) for run in runs]
-
-
-def _origin(path: str) -> tuple[Mapping[str, Any], str] | None:
-    """Settings of the run that `path` is in, without its seed, and the place in its folder; None if unknown."""
-    place = Path(path)
-    for folder in (place, *place.parents[:2]):
-        with suppress(OSError, ValueError):
-            if (data := _reader_of(folder)(RESOLVED)) is not None:
-                settings, _ = _parsed(_SEED.sub("", data.decode("utf-8", "replace"), count=1), [])
-                return (settings, str(place.relative_to(folder))) if settings else None
-    return None
-
-
-def _completed(runs: Sequence[Run]) -> tuple[Run, ...]:
-    """The runs with every setting that others of their algorithm have and `identity` leaves out at its default."""
-    names: dict[tuple[str, Any], set[str]] = {}
-    for run in runs:
-        names.setdefault(_algorithm(run), set()).update(run.settings)
-    made: dict[int, Mapping[str, Any]] = {}  # runs that share their settings still do
-    for run in runs:
-        usual = left_out(run.algo) if run.settings else {}
-        missing = {name: value for name, value in usual.items() if name in names[_algorithm(run)]}
-        made.setdefault(id(run.settings), {**missing, **run.settings})
-    return tuple(replace(run, settings=made[id(run.settings)]) for run in runs)
-
-
-def _algorithm(run: Run) -> tuple[str, Any]:
-    """The algorithm and its regime, which determine the settings that a run can have."""
-    return run.algo, run.settings.get("regime")
+    return Reading(completed(with_origins(reader.runs)), tuple(reader.unread), metric, frozenset(reader.tags))
 
 
 @dataclass
@@ -244,7 +193,7 @@ class _Reader:
             self.unread.append(Unread.of(folder, "broken", f"cannot be read: {error.strerror}"))
             return
         if RECORD in names:
-            self._run(_Source(str(folder), folder.name, _reader_of(folder)))
+            self._run(_Source(str(folder), folder.name, reader_of(folder)))
         elif PLAN in names:
             self._study(folder)
         elif METRICS in names or RESOLVED in names:
@@ -254,13 +203,13 @@ class _Reader:
                 self._folder(folder / name)
 
     def _study(self, folder: Path) -> None:
-        read = _reader_of(folder)
+        read = reader_of(folder)
         try:
             plan = parse_plan(read(PLAN) or b"", str(folder / PLAN))
         except (RLTrainingError, OSError) as error:
             self.unread.append(Unread.of(folder, "broken", f"its runs are read without its plan: {error}"))
         else:
-            self._trials(plan, read, lambda trial: _reader_of(folder / RUNS / trial), str(folder))
+            self._trials(plan, read, lambda trial: reader_of(folder / RUNS / trial), str(folder))
             for trial in plan.trials:
                 if (folder / RUNS / trial.name).is_dir():
                     self._mark_seen(folder / RUNS / trial.name)
@@ -285,7 +234,7 @@ class _Reader:
             configuration = plan.configurations[trial.configuration]
             source = _Source(f"{place}/{RUNS}/{trial.name}", trial.name, inside(trial.name), plan.name)
             source.settings, source.varied = settings[trial.configuration], printable(configuration.changes)
-            source.tags = _tags(configuration.settings)
+            source.tags = tags_of(configuration.settings)
             data = read(name := failure_name(trial))
             source.failure = None if data is None else parse_failure(data, f"{place}/{name}")
             if source.read(RECORD) is not None:
@@ -342,9 +291,9 @@ class _Reader:
         if data is None:
             notes.append(f"it has no {RESOLVED}: its settings are unknown")
             return {}, ()
-        text = _SEED.sub("", data.decode("utf-8", "replace"), count=1)
+        text = without_seed(data)
         if text not in self._settings:
-            self._settings[text] = _parsed(text, notes)
+            self._settings[text] = parse_settings(text, notes)
         return self._settings[text]
 
     def _log_of(self, source: _Source, record: Mapping[str, Any], notes: list[str]) -> Log:
@@ -382,60 +331,9 @@ def _process_ended(record: Mapping[str, Any]) -> bool:
     return record.get("host") == platform.node() and isinstance(pid, int) and not process_exists(pid)
 
 
-def _parsed(text: str, notes: list[str]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """Settings and tags of a resolved configuration."""
-    try:
-        value = read_dumped(text, RESOLVED)
-        if not isinstance(value, dict) or not isinstance(value.get("algo_kwargs"), dict):
-            raise ConfigError(f"{RESOLVED}: not a configuration")
-        settings = identity(value)
-        for key, one in settings.items():
-            if isinstance(one, int | float) and finite(one) is None:
-                raise ConfigError(f"{RESOLVED}: {key} is not a finite number")
-    except RLTrainingError as error:
-        notes.append(f"its settings are unknown: {error}")
-        return {}, ()
-    return printable(settings), _tags(value)
-
-
-def _tags(settings: Mapping[str, Any]) -> tuple[str, ...]:
-    tags = settings.get("tags")
-    return tuple(printable(str(tag)) for tag in tags) if isinstance(tags, list | tuple) else ()
-
-
-def printable(value: Any) -> Any:
-    """Replace characters that a page, figure or terminal cannot show, in keys and values."""
-    if isinstance(value, str):
-        return _UNPRINTABLE.sub("\ufffd", value)
-    if isinstance(value, Mapping):
-        return {printable(key): printable(item) for key, item in value.items()}
-    return [printable(item) for item in value] if isinstance(value, list) else value
-
-
-def finite(value: Any) -> float | None:
-    """A number read from a file as a float, or None if it is not a finite number."""
-    try:
-        found = float(value) if isinstance(value, int | float) else math.nan
-    except OverflowError:
-        return None
-    return found if math.isfinite(found) else None
-
-
 def _inode(path: Path) -> tuple[int, int]:
     of = path.stat()
     return of.st_dev, of.st_ino
-
-
-def _reader_of(folder: Path) -> ReadFile:
-    def read(name: str) -> bytes | None:
-        path = folder / name
-        if not path.is_file():
-            return None
-        if (size := path.stat().st_size) > _LARGEST_FILE:
-            raise OSError(None, f"{name} has {size:,} bytes, at most {_LARGEST_FILE:,} are read")
-        return path.read_bytes()
-
-    return read
 
 
 def _inside(read: ReadFile, trial: str) -> ReadFile:

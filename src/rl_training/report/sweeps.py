@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from rl_training.report.grouping import Groups, text_of
+from rl_training.report.grouping import Groups
 from rl_training.report.statistics import Estimate, Floats, estimate
+from rl_training.report.tasks import text_of
 from rl_training.study.plan import short
 
 

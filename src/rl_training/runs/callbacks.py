@@ -159,11 +159,7 @@ class EarlyStoppingCallback(Callback):
     """
 
     def __init__(
-        self,
-        *,
-        patience: int | None = None,
-        min_improvement: float = 0.0,
-        target_return: float | None = None,
+        self, *, patience: int | None = None, min_improvement: float = 0.0, target_return: float | None = None
     ) -> None:
         self.patience = patience
         self.min_improvement = min_improvement

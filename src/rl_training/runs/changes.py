@@ -10,9 +10,9 @@ from typing import Any
 from rl_training.experiment import files
 from rl_training.experiment.config import TrainConfig
 
-# Settings that affect a policy's score; `env_id` and `eval_env` are compared by name.
-_AFFECTS_SCORES = ("env_kwargs", "wrappers", "eval_max_steps")
-_ENVIRONMENT = ("env_id", "eval_env", *_AFFECTS_SCORES)
+_ENVIRONMENT = TrainConfig.affecting("score")
+# Those of them that are compared by name.
+_NAMED = {"env_id", "eval_env"}
 # Settings that do not affect the run.
 _HIDDEN = ("allow_import", "given_envs", "plugin")
 # Keys of `algo_kwargs` that do not affect the result of an update; data are compared by their fingerprint, on which
@@ -86,8 +86,8 @@ def scored_elsewhere(folder: Path, now: TrainConfig) -> bool:
 
 def same_environment(before: TrainConfig, now: TrainConfig) -> bool:
     """Whether both configurations evaluate in the same environment, so that scores are comparable."""
-    return all(getattr(before, key) == getattr(now, key) for key in _AFFECTS_SCORES) and all(
-        _same_name(before, now, key) for key in ("env_id", "eval_env")
+    return all(getattr(before, key) == getattr(now, key) for key in _ENVIRONMENT - _NAMED) and all(
+        _same_name(before, now, key) for key in _NAMED
     )
 
 

@@ -8,12 +8,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, model_validator
 
 from rl_training.experiment.compat import REMOVED_FROM_EARLY_STOPPING
-from rl_training.runs.callbacks import (
-    Callback,
-    EarlyStoppingCallback,
-    EvaluationCallback,
-    TimeLimitCallback,
-)
+from rl_training.runs.callbacks import Callback, EarlyStoppingCallback, EvaluationCallback, TimeLimitCallback
 from rl_training.settings import PositiveFloat, PositiveInt, Settings
 
 

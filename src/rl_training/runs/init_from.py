@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,28 +58,44 @@ def initialise_from(
     """
     if difference := spaces.difference(spaces_from(checkpoint), "this run has"):
         raise ConfigError.of("init_from", f"{checkpoint.path} was trained for other spaces ({difference})")
-    own = learner.state_dict()["networks"]
-    given = checkpoint.tensors["networks"]
+    own, given = learner.state_dict()["networks"], checkpoint.tensors["networks"]
     shapes = _shapes(given)
     differing = [name for name, shape in _shapes(own).items() if shapes.get(name) != shape]
     # A network with additional layers does not fit either.
     differing += sorted(name for name in given.keys() - own.keys() if ".net." in name)
-    for name in differing:
-        if is_policy_tensor(name):
-            there, here = config_of(checkpoint).algo_kwargs.get("hidden_sizes"), settings.get("hidden_sizes")
-            sizes = f", hidden_sizes {there} there and {here} here" if there != here else ""
-            raise ConfigError.of(
-                "init_from",
-                f"the {checkpoint.records['config']['algo']} policy of {checkpoint.path} does not fit "
-                f"(first difference: {name}{sizes}); use the same network, hidden_sizes, kind of actor and "
-                "normalize_observations",
-            )
+    _require_same_policy(differing, checkpoint, settings)
     _require_same_function(checkpoint, settings)
     _warn_about_distribution(learner, checkpoint)
     mismatched = {_network(name) for name in differing} & {_network(name) for name in own}
     if mismatched and any(_network(name) in mismatched for name in given):
         _log.warning("init_from: not copied, because they do not fit: %s", ", ".join(sorted(mismatched)))
     tensors = {name: tensor if _network(name) in mismatched else given[name] for name, tensor in own.items()}
+    learner.load_networks(_with_targets(learner, tensors, mismatched))
+    if "model.critics" not in mismatched:
+        _warn_about_units(learner, settings, checkpoint)
+    if "model.critics" not in mismatched or getattr(learner.config, "actor_starts", 0) is not None:
+        return {}
+    learner.config = learner.config.model_copy(update={"actor_starts": ACTOR_STARTS})
+    return {"actor_starts": ACTOR_STARTS}
+
+
+def _require_same_policy(differing: Iterable[str], checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
+    """Raise if a tensor of the policy is among those that differ."""
+    if name := next(filter(is_policy_tensor, differing), None):
+        there, here = config_of(checkpoint).algo_kwargs.get("hidden_sizes"), settings.get("hidden_sizes")
+        sizes = f", hidden_sizes {there} there and {here} here" if there != here else ""
+        raise ConfigError.of(
+            "init_from",
+            f"the {checkpoint.records['config']['algo']} policy of {checkpoint.path} does not fit "
+            f"(first difference: {name}{sizes}); use the same network, hidden_sizes, kind of actor and "
+            "normalize_observations",
+        )
+
+
+def _with_targets(
+    learner: Learner, tensors: dict[str, torch.Tensor], mismatched: Collection[str]
+) -> dict[str, torch.Tensor]:
+    """`tensors` with each mismatched target network replaced by its source network."""
     paths = {
         module: f"{name}.{path}".rstrip(".")
         for name, root in learner.all_modules().items()
@@ -88,13 +104,7 @@ def initialise_from(
     for target, source in learner.targets().items():
         if paths[target] in mismatched:
             tensors |= {f"{paths[target]}.{key}": tensors[f"{paths[source]}.{key}"] for key in source.state_dict()}
-    learner.load_networks(tensors)
-    if "model.critics" not in mismatched:
-        _warn_about_units(learner, settings, checkpoint)
-    if "model.critics" not in mismatched or getattr(learner.config, "actor_starts", 0) is not None:
-        return {}
-    learner.config = learner.config.model_copy(update={"actor_starts": ACTOR_STARTS})
-    return {"actor_starts": ACTOR_STARTS}
+    return tensors
 
 
 def _require_same_function(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:

@@ -60,9 +60,9 @@ class _Member:
 
     @classmethod
     def of(cls, home: Path, begun: bool, warn: Callable[[str], None]) -> _Member:
-        newest = None
         if not begun:
             return cls(home, None, None, "new", ())
+        newest = None
         if list_checkpoints(home / "checkpoints"):
             newest, warnings = latest_valid(home / "checkpoints")
             for warning in warnings:

@@ -84,11 +84,7 @@ def restore_learner(learner: Learner, checkpoint: Checkpoint) -> list[str]:
     """Restore networks, optimisers, counters, terms and random state; see `restore`."""
     trainer, tensors = checkpoint.records["trainer"], checkpoint.tensors
     learner.load_state_dict(
-        {
-            "networks": tensors["networks"],
-            "optimizers": tensors["optimizers"],
-            "counters": trainer["counters"],
-        }
+        {"networks": tensors["networks"], "optimizers": tensors["optimizers"], "counters": trainer["counters"]}
     )
     learner.terms.update({k: torch.tensor(v, device=learner.device) for k, v in trainer["terms"].items()})
     state = tensors["random"]["updates"]

@@ -117,12 +117,6 @@ def fit_offline(session: Session, updater: Updater, *, updates: int) -> Iterator
         yield Advanced()
 
 
-def _memory_budget(config: TrainConfig) -> MemoryBudget:
-    """The memory for rows; packed files that cannot be stored next to the data go to the output folder."""
-    spare = Path(config.output_dir) / ".rows"
-    return MemoryBudget(choose_device(config.device), config.device_memory, config.host_memory, spare)
-
-
 def _place_rows(data: TransitionDataset, budgets: MemoryBudget) -> Tensor:
     """The rows on the device if they fit there, else in host memory or a file."""
     return data.rows_on(budgets.device, budgets.on_device() if budgets.device.type == "cuda" else None)
@@ -160,7 +154,9 @@ class DataRegime(Regime):
         env_spaces = _infer_env_spaces(spec.config, discrete=spec.sections.takes_discrete, given=spec.given)
         if spec.checkpoint is not None:
             require_data(spec.checkpoint.records["dataset"], spec.dataset, spec.checkpoint.path)
-        budgets = _memory_budget(spec.config)
+        config = spec.config
+        spare = Path(config.output_dir) / ".rows"  # for packed files that cannot be stored next to the data
+        budgets = MemoryBudget(choose_device(config.device), config.device_memory, config.host_memory, spare)
         data = spec.once("data", lambda: _load(spec, env_spaces, budgets))
         self.spec = spec = spec.for_actions(data.spaces, data.name)
         if validation_fraction:

@@ -98,10 +98,7 @@ class OnlineConfig(Settings):
         """
         done = 1 if spec.checkpoint is None else max(1, spec.checkpoint.step - before)
         random_until = self.acts_randomly_until(spec.config)
-        spans = [
-            ("no updates", self.first_steps, starts),
-            ("random actions", random_until, "random_steps"),
-        ]
+        spans = [("no updates", self.first_steps, starts), ("random actions", random_until, "random_steps")]
         if random_until == self.first_steps:
             spans = [("random actions and no updates", random_until, starts)]
         parts = [f"{what} in the first {steps:,} steps ({name})" for what, steps, name in spans if steps > done]
@@ -224,12 +221,7 @@ def make_buffer(capacity: int, spaces: SpaceSpec, learner: Learner, spec: RunSpe
 
 
 def make_collector(
-    spec: RunSpec,
-    online: OnlineConfig,
-    spaces: SpaceSpec,
-    learner: Learner,
-    buffer: ReplayBuffer,
-    **options: Any,
+    spec: RunSpec, online: OnlineConfig, spaces: SpaceSpec, learner: Learner, buffer: ReplayBuffer, **options: Any
 ) -> Experience:
     """A collector that steps the configured environments and writes to `buffer`; `options`: of `Experience`."""
     config, maker = spec.config, tensor_maker(spec.config, spec.given)

@@ -4,11 +4,5 @@ from rl_training.algorithms.redq import REDQ
 from rl_training.runtime.online import Online
 from rl_training.runtime.trainers import algorithm
 
-SPEC = algorithm(
-    REDQ,
-    Online,
-    "Randomized Ensembled Double Q-learning",
-    2021,
-    gradient_updates_per_step=20,
-)
+SPEC = algorithm(REDQ, Online, "Randomized Ensembled Double Q-learning", 2021, gradient_updates_per_step=20)
 train_redq = SPEC.train

@@ -35,11 +35,7 @@ from rl_training.runtime.resume_settings import changed_config, require_resumabl
 
 
 def resume_training(
-    path: str | Path,
-    *,
-    loggers: Sequence[Logger] = (),
-    quiet: bool = False,
-    **others: Any,
+    path: str | Path, *, loggers: Sequence[Logger] = (), quiet: bool = False, **others: Any
 ) -> TrainResult:
     """Resume a run from its folder or a checkpoint; a run that ended before its first checkpoint starts again.
 

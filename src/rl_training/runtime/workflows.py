@@ -18,6 +18,7 @@ from rl_training.environments.user_environments import UserEnvironments
 from rl_training.environments.video import checked_fps, new_video, video_target
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.config_values import OLDER
 from rl_training.runtime.loading import LoadedPolicy, load_policy, open_checkpoint
 from rl_training.runtime.resume import resume_training as resume_training
 from rl_training.runtime.resume_settings import changed_config
@@ -68,13 +69,6 @@ def _load(path: str | Path, changes: Mapping[str, Any] | None, stochastic: bool)
     return loaded
 
 
-# The settings that affect an evaluation.
-_OF_EVALUATION = {
-    "env_id", "env_kwargs", "wrappers", "eval_env", "environments", "env_processes", "env_threads", "env_timeout",
-    "eval_episodes", "eval_max_steps", "allow_import",
-}  # fmt: skip
-
-
 def _played_config(config: TrainConfig, changes: Mapping[str, Any] | None, overrides: Sequence[str]) -> TrainConfig:
     """The run's configuration with changed settings; raises if one has no effect because `eval_env` is played.
 
@@ -89,7 +83,7 @@ def _played_config(config: TrainConfig, changes: Mapping[str, Any] | None, overr
             f"has no effect: the run is evaluated in its eval_env, {changed.eval_env}; change that, or add --set "
             "eval_env=null",
         )
-    if unused := sorted(names - _OF_EVALUATION):
+    if unused := sorted(names - TrainConfig.affecting("score", "evaluation") - {OLDER}):
         warnings.warn(f"--set {unused[0]}: has no effect on an evaluation; leave it out", stacklevel=3)
     return changed
 

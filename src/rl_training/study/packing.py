@@ -28,14 +28,7 @@ from rl_training.platforms import flags
 from rl_training.study.plan import PLAN, RUNS, STUDY, TUNING, parse_plan, read_plan
 from rl_training.study.trials import FAILURES
 
-_OF_A_RUN = (
-    "command.txt",
-    "config.resolved.yaml",
-    "config.yaml",
-    "divergence.json",
-    "metrics.csv",
-    "run.json",
-)
+_OF_A_RUN = ("command.txt", "config.resolved.yaml", "config.yaml", "divergence.json", "metrics.csv", "run.json")
 _MEMBER = re.compile(
     r"study\.yaml|plan\.json|tuning\.json|failures/(?P<failed>[A-Za-z0-9_][A-Za-z0-9._-]*)\.json"
     r"|runs/(?P<trial>[A-Za-z0-9_][A-Za-z0-9._-]*)/"

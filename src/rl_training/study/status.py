@@ -33,6 +33,10 @@ class TrialStatus:
     best: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def is_over(self) -> bool:
+        return self.state in ("done", "failed")
+
 
 @dataclass(frozen=True)
 class StudyStatus:
@@ -50,7 +54,7 @@ class StudyStatus:
     @property
     def is_over(self) -> bool:
         """Whether every trial is done or failed."""
-        return all(one.state in ("done", "failed") for one in self.trials)
+        return all(one.is_over for one in self.trials)
 
     @property
     def failed(self) -> list[TrialStatus]:
@@ -80,12 +84,15 @@ class StudyStatus:
             "name": self.name,
             "counts": self.counts,
             "seconds_left": self.seconds_left,
-            "trials": [as_record(one, self.plan) for one in self.trials],
+            "trials": self.records(),
         }
 
+    def records(self) -> list[dict[str, Any]]:
+        """Each trial as plain data."""
+        return [_record(one, self.plan) for one in self.trials]
 
-def as_record(one: TrialStatus, plan: Plan) -> dict[str, Any]:
-    """A trial as plain data."""
+
+def _record(one: TrialStatus, plan: Plan) -> dict[str, Any]:
     configuration = plan.configurations[one.trial.configuration]
     return {
         "trial": one.trial.name,

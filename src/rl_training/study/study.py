@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from rl_training.errors import ConfigError, RLTrainingError, one_line
 from rl_training.settings import at_home
 from rl_training.study.plan import Plan, read_plan
-from rl_training.study.status import StudyStatus, TrialStatus, as_record, read_status
+from rl_training.study.status import StudyStatus, TrialStatus, read_status
 from rl_training.study.trials import FULL_DISK, NEVER_RETRIED, home_of, reopen_failed, require_data
 
 if TYPE_CHECKING:
@@ -199,8 +199,7 @@ class Study:
 
         `pandas.json_normalize(study.frame())` converts them to a table.
         """
-        status = self.status()
-        return [as_record(one, status.plan) for one in status.trials]
+        return self.status().records()
 
     def best(
         self, metric: str = "eval_return_mean", by: By = "iqm", *, task: str | None = None, lowest: bool = False
@@ -234,7 +233,7 @@ class Study:
         if by == "return" and options:
             raise ConfigError(f"select: {next(iter(options))} is for by='fqe'; leave it out")
         status = self.status()
-        records = _of_task([as_record(one, status.plan) for one in status.trials], task, "select")
+        records = _of_task(status.records(), task, "select")
         done = {record["trial"] for record in records if record["status"] == "done"}
         candidates = [
             Candidate(
@@ -329,7 +328,7 @@ class TrialWatcher:
     def __init__(self, folder: Path, say: Say) -> None:
         self._folder, self._say = folder, say
         self._known: dict[str, TrialStatus] = {}
-        self._reported = {one.trial.name for one in read_status(folder, self._known).trials if _is_over(one)}
+        self._reported = {one.trial.name for one in read_status(folder, self._known).trials if one.is_over}
         self._next = 0.0
 
     def __enter__(self) -> Self:
@@ -346,14 +345,10 @@ class TrialWatcher:
     def _report(self) -> None:
         status = read_status(self._folder, self._known)
         for one in status.trials:
-            if _is_over(one) and one.trial.name not in self._reported:
+            if one.is_over and one.trial.name not in self._reported:
                 self._reported.add(one.trial.name)
-                over = sum(_is_over(each) for each in status.trials)
+                over = sum(each.is_over for each in status.trials)
                 self._say(f"{over}/{len(status.trials)} {_line(one)}")
-
-
-def _is_over(one: TrialStatus) -> bool:
-    return one.state in ("done", "failed")
 
 
 def _line(one: TrialStatus) -> str:

@@ -34,7 +34,8 @@ class Failure:
 
 def failure_of(error: Exception) -> Failure:
     """The failure of a trial that was ended by an exception."""
-    if any(_is_full_disk(one) for one in with_causes(error)):
+    numbers = {one.errno for one in with_causes(error) if isinstance(one, OSError)}
+    if numbers & files.NO_ROOM or any(isinstance(one, DiskFullError) for one in with_causes(error)):
         return Failure(FULL_DISK, one_line(error))
     if (message := device_error(error)) is not None:
         return Failure(1, message)
@@ -43,10 +44,6 @@ def failure_of(error: Exception) -> Failure:
     if isinstance(error, MemoryError):
         return Failure(_USAGE, f"out of memory: {one_line(error) or 'an allocation failed'}")
     return Failure(1, f"{type(error).__name__}: {one_line(error)}")
-
-
-def _is_full_disk(error: BaseException) -> bool:
-    return isinstance(error, DiskFullError) or (isinstance(error, OSError) and error.errno in files.NO_ROOM)
 
 
 def home_of(study: Path, trial: Trial) -> Path:

@@ -33,6 +33,7 @@ from rl_training.updates.schedules import OptimizationConfig
 
 Acceleration = Literal["auto", "eager", "compile", "graph"]
 _log = logging.getLogger(__name__)
+COMPILERS = ("cc", "gcc", "clang", "c++", "g++")
 _WARM_UP_UPDATES = 3
 # Number of updates in one graph, if that many are due: they share one launch.
 _BLOCK = 10
@@ -58,15 +59,11 @@ def choose(acceleration: Acceleration, device: torch.device) -> Literal["eager",
     require_device(acceleration, device)
     on_gpu = device.type == "cuda"
     chosen = ("compile" if on_gpu else "eager") if acceleration == "auto" else acceleration
-    if chosen == "compile" and not _can_compile():
+    if chosen == "compile" and not any(map(shutil.which, COMPILERS)):
         fallback: Literal["graph", "eager"] = "graph" if on_gpu else "eager"
         _log.warning("no C compiler found: updates are not compiled (acceleration: %s)", fallback)
         return fallback
     return chosen
-
-
-def _can_compile() -> bool:
-    return any(shutil.which(name) for name in ("cc", "gcc", "clang", "c++", "g++"))
 
 
 def set_precision(tf32: bool, bf16: bool = False) -> None:
