@@ -11,6 +11,7 @@ from pathlib import Path
 import benchmarks.evidence
 from benchmarks.evidence import keeping, working
 from benchmarks.evidence.working import Order
+from benchmarks.report import COMMIT
 from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.memory import human_bytes
 from rl_training.study.packing import unpack_study
@@ -28,7 +29,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     run.add_argument("--device", help="auto, cpu, cuda or cuda:N, in place of what the studies say")
     run.add_argument("--minutes", type=float, help="minutes of training; evaluating and packing follow")
     run.add_argument("--workers", type=int, default=1, help="that train groups of one study side by side")
-    run.add_argument("--commit", help=f"the commit, if this is not a repository; or set {working.COMMIT}")
+    run.add_argument("--commit", help=f"the commit, if this is not a repository; or set {COMMIT}")
     run.add_argument("--policies", choices=("last", "best", "none"), default="last", help="that are packed")
     run.add_argument("--render", action="store_true", help="take the results into the documentation")
     judge = commands.add_parser("judge", help="evaluate the last policies of packed studies or studies' folders")

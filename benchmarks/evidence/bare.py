@@ -51,7 +51,7 @@ BARE = read()
 
 def class_of(algo: str) -> type[ManagedAlgorithm]:
     """The exported class that trains an algorithm."""
-    exported = (getattr(rl_training, name) for name in rl_training.__all__)
+    exported = (getattr(rl_training, name) for name in rl_training.__all__)  # type: ignore[attr-defined]
     found: type[ManagedAlgorithm] = next(one for one in exported if getattr(one, "algo", None) == algo)
     return found
 

@@ -71,11 +71,11 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
 
 def case_of(options: argparse.Namespace) -> Case:
     if options.case in RUNS:
-        run, places = snapshots(options.case, options.device, options.folder)
+        run, saved = snapshots(options.case, options.device, options.folder)
         file = options.folder / f"{options.case}.npz"
         if not file.exists():
             from_run(str(run), str(file), allow_import=False)
-        names = {place.name: place for place in places}
+        names = {place.name: place for place in saved}
         return Case("snapshots of one SAC run", options.case, names, TransitionDataset.load(file))
     study = Study(options.case)
     status = study.status()
@@ -96,8 +96,12 @@ def optimist(case: Case, options: argparse.Namespace) -> Path:
     """A policy that maximises Q over all actions, made once."""
     folder = options.folder / f"optimist-{case.env_id}-{case.title.replace(' ', '-')}"
     if not folder.is_dir():
-        settings = {"bc_alpha": 1e6, "normalize_observations": True, "hidden_sizes": [options.hidden] * 2}
-        home = {"output_dir": str(folder), "device": options.device}
+        settings: dict[str, Any] = {
+            "bc_alpha": 1e6,
+            "normalize_observations": True,
+            "hidden_sizes": [options.hidden] * 2,
+        }
+        home: dict[str, Any] = {"output_dir": str(folder), "device": options.device}
         model = TD3BC(case.env_id, seed=0, eval_episodes=0, **settings, **home)
         model.learn(options.optimist_updates, dataset=case.data, progress_bar=False)
     return find_checkpoint(next(folder.iterdir()))

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from rl_training.report.statistics import CONFIDENCE, METHOD, METHODS, compare, enough, estimate, iqm
 
 Floats = NDArray[np.float64]
-Draw = Callable[[np.random.Generator, Any], Floats]
+Draw = Callable[[np.random.Generator, Any], Any]
 
 ASSET = Path("src/rl_training/assets/report/coverage.json")
 SIZES = ((5, 10), (5, 5), (1, 10), (1, 5))  # tasks, seeds

@@ -145,7 +145,7 @@ def ask_peer(python: str, found: list[Candidate], data: TransitionDataset, updat
         columns["actions"] = data.layout.unpack(torch.from_numpy(data.rows)).actions.numpy()
         columns["terminals"] = columns["terminals"].astype(np.float32)
         columns["timeouts"] = columns["timeouts"].astype(np.float32)
-        np.savez(home / "data.npz", **columns)
+        np.savez(home / "data.npz", **columns)  # type: ignore[arg-type]
         policies = [str(weights_of(one, home / f"{i}.npz")) for i, one in enumerate(found)]
         order = {"data": str(home / "data.npz"), "policies": policies, "updates": updates, "gamma": GAMMA}
         answers = [estimate(python, order | {"seed": seed}) for seed in range(seeds)]

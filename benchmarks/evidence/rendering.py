@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from benchmarks import report
 from benchmarks.evidence.judging import EPISODES
@@ -104,7 +106,7 @@ def _task(kept: Kept, summary: Summary, task: str) -> str:
     for method in summary.methods:
         if (result := summary.results.get((method, task))) is not None:
             runs = summary.groups.cell(method, task).runs
-            score = "" if scale is None else number(100 * float(scale.score(result.mean)))
+            score = "" if scale is None else number(100 * float(scale.score(np.array(result.mean))))
             rows.append([*_line(kept, result, runs), *([score] if scored else [])])
     steps = {result.step for (_, of), result in summary.results.items() if of == task}
     rows += [[*row, *[""] * (len(rows[0]) - len(row))] for row in _beside(kept, first, steps)]
@@ -390,7 +392,7 @@ def _compared(one: Published, result: Result) -> str:
 
 def _cost(over: Sequence[Mapping[str, Any]]) -> str:
     """How much was trained, and how long: members of a population share its minutes."""
-    minutes: Counter[str] = Counter()
+    minutes: defaultdict[str, float] = defaultdict(float)
     for run in over:
         record = run["record"]
         members = len((record.get("population") or {}).get("members", [])) or 1

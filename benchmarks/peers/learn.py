@@ -209,7 +209,9 @@ def train_flashsac(job: Job) -> Entry:
     seed, device = config.seed or 0, choose_device(config.device)
     torch.manual_seed(seed)
     torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
-    env = gym.wrappers.RescaleAction(gym.make(config.env_id or "", **config.env_kwargs), -1.0, 1.0)
+    env = gym.wrappers.RescaleAction(
+        gym.make(config.env_id or "", **config.env_kwargs), np.float32(-1.0), np.float32(1.0)
+    )
     assert job.checkout is not None
     agent = flashsac.make_agent(
         job.checkout, device.type, spaces.obs_dim, spaces.action_dim, use_amp=False, **job.settings,

@@ -192,7 +192,7 @@ class Script(Process):
                 rewards=columns.rewards.numpy(),
                 next_observations=columns.next_obs.numpy(),
                 terminals=columns.dones.numpy(),
-                **more,
+                **more,  # type: ignore[arg-type]
             )
             answer = self.ask(
                 {

@@ -68,7 +68,7 @@ def rounds_of(config: TrainConfig) -> tuple[int, int]:
     every = online.train_frequency
     if max(every, count) % min(every, count):
         raise SystemExit(f"train_frequency {every} and num_envs {count}: one must be a multiple of the other")
-    updates = 0 if online.learning_starts >= config.total_timesteps else online.together(count)
+    updates = 0 if online.first_steps >= config.total_timesteps else online.together(count)
     return max(1, every // count), updates
 
 

@@ -171,7 +171,7 @@ def _product_rate(size: int, members: int, device: torch.device, repeat: int) ->
 def _per_kernel(device: torch.device) -> float:
     """Seconds from one dependent tiny kernel to the next inside a CUDA graph."""
     x = torch.zeros(256, device=device)
-    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    side = torch.cuda.Stream(device)
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         x.add_(1.0)

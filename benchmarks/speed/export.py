@@ -26,8 +26,8 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks import report
+from benchmarks.evidence.bare import class_of
 from benchmarks.report import Entry, Results, Sections, number, table
-from rl_training import api
 from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
 from rl_training.export.graph import onnx_bytes
 from rl_training.export.policy_runner import Policy as NumpyPolicy
@@ -36,7 +36,8 @@ from rl_training.export.writing import export_checkpoint
 from rl_training.runtime.loading import LoadedPolicy, load_policy, open_checkpoint
 
 OBS, ROWS, ROUNDS = 17, 700, 7
-LOW, HIGH = np.float32([-1.0, -2.0, 0.0, 0.1, -1.0, -0.4]), np.float32([1.0, 1.0, 3.0, 0.4, 1.0, 0.4])
+LOW = np.array([-1.0, -2.0, 0.0, 0.1, -1.0, -0.4], np.float32)
+HIGH = np.array([1.0, 1.0, 3.0, 0.4, 1.0, 0.4], np.float32)
 CENTRE, SCALE = np.linspace(-30.0, 5.0, OBS), np.logspace(-1, 1.3, OBS)
 Array = NDArray[Any]
 Act = Callable[[Array], Array]
@@ -75,8 +76,7 @@ def train(algo: str, steps: int, folder: Path) -> Path:
         "dataset_size": 1_000,
         "offline_pretrain_updates": steps,
     }
-    managed = next(c for c in (getattr(api, name) for name in api.__all__) if getattr(c, "algo", None) == algo)
-    model = managed(
+    model: Any = class_of(algo)(
         Skewed,
         env_kwargs={"discrete": get_algorithm_spec(algo).learner.discrete},
         seed=0,
@@ -121,7 +121,8 @@ def difference(run: Act, policy: LoadedPolicy, obs: Array, size: int, *, bounds:
 def saturated(policy: LoadedPolicy, place: Path) -> tuple[LoadedPolicy, dict[str, Act]]:
     """The policy pushed to its bounds, and what the writers make of it."""
     pushed = LoadedPolicy(copy.deepcopy(policy.policy), policy.spaces, policy.config)
-    head: Any = pushed.policy.actor.net.head
+    net: Any = pushed.policy.actor.net
+    head = net.head
     head.weight *= 1e3
     steps = program_of(pushed, sampled=False)
     files = {

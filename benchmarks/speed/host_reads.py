@@ -8,6 +8,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
+from types import FrameType
 from typing import Any, Self
 from unittest.mock import patch
 
@@ -76,10 +77,10 @@ class HostReads:
 
 def _place() -> str:
     """The innermost line of this repository outside this module."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
         if file.startswith(str(ROOT)) and file != __file__:
             return f"{file.removeprefix(f'{ROOT}/')}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return "elsewhere"

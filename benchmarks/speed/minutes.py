@@ -79,7 +79,7 @@ class Climb(Callback):
     """Evaluates by the clock, and stops at the return or when the time is over."""
 
     def __init__(
-        self, options: argparse.Namespace, target: float, deadline: float, keep: Callable[[], Any]
+        self, options: argparse.Namespace, target: float, deadline: float, keep: Callable[[Entry], None]
     ) -> None:
         self.every, self.target, self.keep = options.every, target, keep
         self.limit, self.deadline, self.goes_on = 60.0 * options.minutes, deadline, options.go_on

@@ -147,7 +147,7 @@ def tensor_config(options: argparse.Namespace, vector_steps: int, **more: Any) -
 
 def measure_rates(options: argparse.Namespace) -> Entry:
     config = tensor_config(options, options.vector_steps)
-    start = resolve(config)[OnlineConfig].learning_starts // config.num_envs + _SETTLE
+    start = resolve(config)[OnlineConfig].first_steps // config.num_envs + _SETTLE
     windows = Windows(start, options.vector_steps, config.num_envs, choose_device(config.device))
     seconds = seconds_of_run(config, windows)
     return windows.entry() | {"vector_steps": options.vector_steps, "seconds": seconds}

@@ -113,7 +113,7 @@ def speed() -> str:
 
 
 def draw(ink: str) -> Figure:
-    style = {"text.color": ink, "axes.labelcolor": ink, "xtick.color": ink, "ytick.color": ink,
+    style: Any = {"text.color": ink, "axes.labelcolor": ink, "xtick.color": ink, "ytick.color": ink,
              "axes.edgecolor": ink, "figure.facecolor": "none", "axes.facecolor": "none",
              "savefig.facecolor": "none", "font.size": 9,
              "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False}  # fmt: skip
@@ -140,7 +140,7 @@ def _draw_peers(axes: Any) -> None:
 def _draw_population(axes: Any) -> None:
     found = together()
     names = [name for name, _, _ in found]
-    many, single = ([float(pair[i]["rate"]) for pair in found] for i in (2, 1))
+    many, single = [float(e["rate"]) for _, _, e in found], [float(e["rate"]) for _, e, _ in found]
     places = range(len(names))
     axes.hlines(places, single, many, color="#8C8C8C", linewidth=1.5, zorder=1)
     axes.scatter(single, places, color=_THEIRS, label="one run")

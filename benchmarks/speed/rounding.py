@@ -24,6 +24,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,10 @@ def distance(case: Case, rows: torch.Tensor, batch: int, updates: int) -> float:
 # A resumed population compared with an uninterrupted one.
 
 
+def _train(folder: Path) -> None:
+    train_population(members_of(_config(folder)), options=RunOptions(quiet=True))
+
+
 def _config(folder: Path) -> TrainConfig:
     kwargs = {"hidden_sizes": [16, 16], "batch_size": 16, "learning_starts": 20, "buffer_capacity": 1_000}
     return TrainConfig(
@@ -96,7 +101,7 @@ def _config(folder: Path) -> TrainConfig:
         keep_checkpoints=1,
         eval_episodes=0,
         device="cpu",
-        seeds=list(range(MEMBERS)),
+        seeds=tuple(range(MEMBERS)),
         output_dir=str(folder),
         algo_kwargs=kwargs,
     )
@@ -140,9 +145,7 @@ def kills(count: int) -> Iterator[Entry]:
             if made == count:
                 return
             folder = Path(place) / str(number)
-            pid = _forked(
-                lambda folder=folder: train_population(members_of(_config(folder)), options=RunOptions(quiet=True))
-            )
+            pid = _forked(partial(_train, folder))
             while not (folder.is_dir() and len(_homes(folder)) == MEMBERS):
                 time.sleep(0.001)
             time.sleep(moments.uniform(0.05, 0.6) * whole)

@@ -157,7 +157,7 @@ def measure(repeats: int) -> dict[str, Entry]:
 
 def rows(entries: dict[str, Entry]) -> list[list[str]]:
     """The cells of each measurement; the last one has the goals."""
-    median = {
+    median: dict[tuple[str, str], float] = {
         (name, key): statistics.median(entry[key])
         for name, entry in entries.items()
         for key in ("seconds", "cpu", "megabytes")

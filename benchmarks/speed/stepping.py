@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
+from functools import partial
 from itertools import cycle
 from typing import Any, Protocol
 
@@ -142,8 +143,8 @@ def ways(task: str, count: int, options: argparse.Namespace) -> dict[str, Callab
         return {"tensor": lambda: Tensors(config, choose_device(options.device))}
     threads = sorted({min(threads, count) for threads in options.threads if threads <= cores})
     found: dict[str, Callable[[], Stepper]] = {
-        f"batched, {one} thread{'s' * (one > 1)}": lambda one=one: Pooled(
-            config.replace(environments="batched", env_threads=one)
+        f"batched, {one} thread{'s' * (one > 1)}": partial(
+            Pooled, config.replace(environments="batched", env_threads=one)
         )
         for one in threads
     }
@@ -221,7 +222,9 @@ def best_of(entries: Sequence[Entry]) -> str:
 def _simulated(entries: Sequence[Entry]) -> str:
     """A row for each task and number of environments, a column for each way."""
     columns = sorted({e["way"] for e in entries}, key=order_of)
-    cases = {(e["machine"], e["task"], e["environments"]): {} for e in entries}
+    cases: dict[tuple[str, str, int], dict[str, str]] = {
+        (e["machine"], e["task"], e["environments"]): {} for e in entries
+    }
     for e in entries:
         cases[e["machine"], e["task"], e["environments"]][e["way"]] = number(e["rate"])
     rows = [[where, task, f"{n:,}", *(found.get(way, "–") for way in columns)] for (where, task, n), found in

@@ -106,8 +106,8 @@ class Pace(Watch):
 def settled(config: TrainConfig) -> int:
     """The step from which the steady rate is counted; in a run without updates the policy acts from there."""
     online = resolve(config)[OnlineConfig]
-    learns = online.learning_starts < config.total_timesteps
-    return int(online.learning_starts if learns else online.acts_randomly_until(config)) + _SETTLE
+    learns = online.first_steps < config.total_timesteps
+    return int(online.first_steps if learns else online.acts_randomly_until(config)) + _SETTLE
 
 
 def ours(config: TrainConfig) -> tuple[float, float]:
