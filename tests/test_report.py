@@ -783,3 +783,16 @@ def test_methods_with_many_settings_are_numbered_and_explained(tmp_path: Path) -
     assert list(legend) == ["sac 1", "sac 2"]
     assert legend["sac 1"].startswith("policy_distribution=gaussian, ")
     assert f"<li>sac 1: {legend['sac 1']}</li>" in found.html()
+
+
+def test_a_metric_of_which_less_is_better_is_drawn_but_not_compared(tmp_path: Path) -> None:
+    for place in range(10):
+        home = write_run(tmp_path / str(place), [float(place)] * 2, settings=settings_of(gamma=0.9 + 0.01 * place))
+        log = home / "metrics.csv"
+        log.write_text(log.read_text().replace("eval/mean_reward", "validation/action_distance"))
+    found = report.read(tmp_path, metric="validation_distance")
+    assert found.summary.drawn == found.summary.methods[:8]
+    found.curves()
+    for use in (found.html, found.to_dict, lambda: found.tables, lambda: found.figures):
+        with pytest.raises(ConfigError, match=r"^a report prefers the larger value, and less validation_distance"):
+            use()

@@ -159,6 +159,22 @@ def test_a_setting_without_effect_is_named(
     assert caplog.messages == []
 
 
+def test_a_setting_of_a_mapping_without_effect_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def messages(**kwargs: Any) -> list[str]:
+        caplog.clear()
+        get_algorithm_spec("sac").run_spec(tiny("sac", tmp_path, kwargs={"eval_interval": 10} | kwargs))
+        return list(caplog.messages)
+
+    stopping = {"target_return": 0.0, "min_improvement": 2.0}
+    needs_patience = "algo_kwargs.early_stopping.min_improvement: 2.0 has no effect; it needs patience > 0"
+    assert messages(early_stopping=stopping) == [needs_patience]
+    assert messages(early_stopping=stopping | {"patience": 3}) == []
+    schedule = {"type": "constant", "final_factor": 0.1}
+    needs_type = "final_factor: 0.1 has no effect; it needs type: linear or cosine"
+    assert messages(learning_rate_schedule=schedule) == [f"algo_kwargs.learning_rate_schedule.{needs_type}"]
+    assert messages(learning_rate_schedule=schedule | {"type": "linear"}) == []
+
+
 def test_a_stored_setting_without_effect_loads_without_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

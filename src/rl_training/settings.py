@@ -106,7 +106,7 @@ class Affects:
 class OnlyWith:
     """Annotation of a field that has an effect only if the field `other` of the same section has this value.
 
-    None means any number above 0.
+    None means any number above 0, a tuple any of its values.
     """
 
     other: str
@@ -114,9 +114,11 @@ class OnlyWith:
 
     def missing(self, given: Any) -> str:
         """The remedy if the value of `other` is not the one that is needed, else an empty string."""
-        if given == self.value or (self.value is None and given):
-            return ""
-        return f"it needs {self.other}" + (" > 0" if self.value is None else f": {str(self.value).lower()}")
+        if self.value is None:
+            return "" if given else f"it needs {self.other} > 0"
+        needed = self.value if isinstance(self.value, tuple) else (self.value,)
+        words = " or ".join(str(one).lower() for one in needed)
+        return "" if given in needed else f"it needs {self.other}: {words}"
 
 
 PerRun = Annotated[T, Affects("run")]  # identity and folder of the run; may differ among members of a population

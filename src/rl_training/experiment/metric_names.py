@@ -38,6 +38,8 @@ METRICS = (
     Metric("learning_rate", "train/learning_rate", "learning rate"),
     Metric("alpha", "train/ent_coef", "temperature"),
 )
+LESS_IS_BETTER = frozenset({"validation/action_distance"})
+"""tags of the metrics of which the lowest value is the best"""
 # Descriptions of the terms of an update, which are `train/<term>` in the log.
 TERMS = {
     "loss": "Huber loss of Q against its target",
