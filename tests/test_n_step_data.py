@@ -109,7 +109,7 @@ def test_what_needs_single_steps_comes_before_with_n_step() -> None:
 
 def test_rewards_do_not_change_after_a_column_that_depends_on_them() -> None:
     data = trajectories().with_extras((MC_RETURNS._replace(bound=(GAMMA, None)),))
-    words = rf"^arrays: mc_returns \(gamma {GAMMA}, failure_reward None\) depends on the rewards; change them before"
+    words = rf"^arrays: mc_returns \(gamma {GAMMA}, failure_reward None\) depends on the rewards; change them"
     with pytest.raises(DatasetError, match=words):
         data.with_rewards(0.1)
 

@@ -278,7 +278,7 @@ class TransitionDataset:
             self._require_single_steps("reward_shift needs")
         stale = [column for column in self.extras if column.like == "rewards"]
         if stale and not in_place:  # in place, the columns are reserved and filled later
-            raise DatasetError(f"{self.name}: {describe(stale)} depends on the rewards; change them before it is added")
+            raise DatasetError(f"{self.name}: {describe(stale)} depends on the rewards; change them before")
         rows = self._room(len(self), in_place)
         map_rewards(self.name, self.layout, self.rows, rows, scale, shift, _CHUNK_ROWS)
         before = self.reward_map
@@ -386,7 +386,8 @@ class TransitionDataset:
 
     def _require_single_steps(self, needs: str) -> None:
         if self.n_step > 1:
-            raise DatasetError(f"{self.name}: {needs} single steps, its rows have {self.n_step}; use with_n_step last")
+            steps = f"single steps, its rows have {self.n_step}"
+            raise DatasetError(f"{self.name}: {needs} {steps}; use with_n_step last")
 
     def _room(self, count: int, in_place: bool) -> NDArray[np.float32]:
         """Memory for `count` transformed rows; `in_place` invalidates this data set."""

@@ -38,6 +38,8 @@ _LARGEST_FILE = MAX_JSON_BYTES
 _UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\u2028-\u202e\u2066-\u2069\ufffe\uffff]"
 )
+# What makes a resumed run another method than its last settings, by the words of its record.
+_CHANGED = ("settings have changed", "schedules have changed", "data have changed")
 _SEED = re.compile(r"^seed:.*\n", re.M)
 
 Kind = Literal["broken", "missing", "failed"]
@@ -308,6 +310,9 @@ class _Reader:
         notes: list[str] = []
         settings, tags = self._settings_of(source, notes)
         log = self._log_of(source, record, notes)
+        reasons = record.get("inexact")
+        for one in map(str, reasons if isinstance(reasons, list) else ()):
+            notes += [f"resumed at {one}"] if any(part in one for part in _CHANGED) else []
         status, cause = record["status"], record.get("cause") or record.get("stop_reason")
         if status == "running" and _process_ended(record):
             status = "interrupted"

@@ -162,11 +162,12 @@ def _changed_machine(session: Session, checkpoint: Checkpoint) -> list[str]:
 
 
 def _announce_longer_schedules(session: Session, spec: RunSpec, changes: Changes) -> None:
-    """If the total number of steps or updates has changed, print which schedules depend on it."""
+    """If the total number of steps or updates has changed, print and record which schedules depend on it."""
     over = ("offline_pretrain_updates", "max_epochs") if session.clock.phase == "online" else ()
     totals = {name.rpartition(".")[2]: name for name in changes.settings}
     changed = {name: changes.settings[name] for key, name in totals.items() if key in _TOTALS and key not in over}
-    stretched = ["the learning-rate schedule"] if changed and not spec.resolved[OptimizationConfig].constant else []
+    schedule = spec.resolved[OptimizationConfig]
+    stretched = ["the learning-rate schedule"] if changed and not schedule.constant else []
     stretched += ["exploration"] if "total_timesteps" in changed and session.learner.explores_by_progress else []
     if stretched:
         session.say(
@@ -174,6 +175,8 @@ def _announce_longer_schedules(session: Session, spec: RunSpec, changes: Changes
             f"{'stretches' if len(stretched) == 1 else 'stretch'} over the new total, so this run "
             "differs from one that had this total from the start"
         )
+    if "exploration" in stretched or (stretched and schedule.learning_rate_schedule.type != "constant"):
+        session.record_inexact([f"schedules have changed: {Changes(changed)}"])
 
 
 def _record_start(session: Session, regime: Regime) -> None:
