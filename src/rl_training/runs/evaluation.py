@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rl_training.environments.playing import Evaluator
@@ -9,7 +10,14 @@ from rl_training.errors import CheckpointError
 from rl_training.experience.acting import ActingPolicy
 from rl_training.experiment.checkpointing import write_checkpoint
 from rl_training.experiment.metric_names import log_row
-from rl_training.experiment.retention import discard, list_checkpoints, set_aside
+from rl_training.experiment.retention import (
+    copy_checkpoint,
+    discard,
+    folder_of,
+    list_checkpoints,
+    set_aside,
+    step_of,
+)
 from rl_training.runs import state
 from rl_training.runs.changes import scored_elsewhere
 
@@ -64,6 +72,20 @@ class Evaluations:
             self._save_best()
         for callback in session.callbacks:
             callback.on_evaluation(session, metrics)
+
+    def copy_best(self, origin: Path) -> None:
+        """Save the best policy of the run that resumes from `origin` in a new folder, or forget its score."""
+        session, folder = self._session, folder_of(origin)
+        best = list_checkpoints(folder / session.run.best.name) if folder != origin else []
+        if session.best_return is None:
+            return
+        if not self._is_new() and session.last_evaluation.get("eval_return_mean") == session.best_return:
+            self._save_best()
+        elif best and step_of(best[-1]) <= session.clock.ticks:
+            copy_checkpoint(best[-1], session.run.best / best[-1].name)
+        else:
+            session.best_return = None
+            session.say("the best score starts anew: the policy that reached it is not stored")
 
     def set_best_aside(self) -> None:
         """Move the best policy to `earlier_best/`, because the run continues in another environment."""

@@ -114,6 +114,8 @@ def _restore(session: Session, regime: Regime, checkpoint: Checkpoint) -> bool:
     if checkpoint.path.parent == session.run.checkpoints:
         session.checkpoint_path = checkpoint.path  # later checkpoints link its unchanged replay shards
         session.saved_step = checkpoint.step
+    else:
+        session.evaluations.copy_best(checkpoint.path)
     bounded = regime.max_updates is not None and session.learner.updates >= regime.max_updates
     if (bounded or session.clock.ticks >= regime.total_ticks) and not session.should_stop:
         own = regime.total_ticks >= spec.config.total_timesteps and not bounded
