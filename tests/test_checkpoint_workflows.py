@@ -19,6 +19,7 @@ from rl_training.data.transitions import RowLayout
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpointing import find_checkpoint, list_checkpoints, read_checkpoint
 from rl_training.experiment.config import load_config
+from rl_training.report.reading import read_runs
 from rl_training.runs.evaluation import Evaluations
 from rl_training.runs.session import TrainResult
 from rl_training.runs.state import spaces_from
@@ -174,6 +175,8 @@ def test_a_run_in_a_folder_of_its_own_has_its_best_policy(
     (policy,) = list_checkpoints(result.run_dir / "best")
     assert (trainer_state(policy)["clock"]["global_step"], result.metrics["eval_return_best"]) == best
     predict_checkpoint(result.run_dir / "best", np.zeros(3))
+    (run,) = read_runs(result.run_dir).runs
+    assert run.notes == (f"its log begins after {older}, from which it resumed in a new folder",)
 
 
 def test_a_damaged_newest_checkpoint_is_passed_over_and_the_run_goes_on(run: Path, sac_run: TrainResult) -> None:

@@ -310,6 +310,8 @@ class _Reader:
         notes: list[str] = []
         settings, tags = self._settings_of(source, notes)
         log = self._log_of(source, record, notes)
+        if origin := record.get("resumed_from"):
+            notes.append(f"its log begins after {origin}, from which it resumed in a new folder")
         reasons = record.get("inexact")
         for one in map(str, reasons if isinstance(reasons, list) else ()):
             notes += [f"resumed at {one}"] if any(part in one for part in _CHANGED) else []

@@ -116,6 +116,7 @@ def _restore(session: Session, regime: Regime, checkpoint: Checkpoint) -> bool:
         session.saved_step = checkpoint.step
     else:
         session.evaluations.copy_best(checkpoint.path)
+        session.note_in_run(resumed_from=str(checkpoint.path))
     bounded = regime.max_updates is not None and session.learner.updates >= regime.max_updates
     if (bounded or session.clock.ticks >= regime.total_ticks) and not session.should_stop:
         own = regime.total_ticks >= spec.config.total_timesteps and not bounded
