@@ -159,6 +159,16 @@ def test_a_setting_without_effect_is_named(
     assert caplog.messages == []
 
 
+def test_environments_of_an_offline_run_have_no_effect(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for regime, messages in (
+        (None, ["num_envs: 3 has no effect; an offline run makes no steps"]),
+        ("offline_to_online", []),
+    ):
+        caplog.clear()
+        get_algorithm_spec("iql").run_spec(tiny("iql", tmp_path, num_envs=3, regime=regime))
+        assert caplog.messages == messages
+
+
 def test_a_setting_of_a_mapping_without_effect_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def messages(**kwargs: Any) -> list[str]:
         caplog.clear()

@@ -114,6 +114,8 @@ class RunSpec:
 
     def _warn_of_unused(self) -> None:
         """Warn of settings that differ from their default but have no effect with the others."""
+        if self.regime.name == "offline" and self.config.num_envs > 1:
+            _log.warning("num_envs: %d has no effect; an offline run makes no steps", self.config.num_envs)
         parts: list[tuple[str, Settings]] = [("", part) for part in self.resolved.parts]
         parts += [(f"{name}.", one) for _, part in parts for name, one in part if isinstance(one, Settings)]
         for place, part in parts:
