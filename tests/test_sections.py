@@ -159,6 +159,22 @@ def test_a_setting_without_effect_is_named(
     assert caplog.messages == []
 
 
+def test_a_setting_without_effect_may_need_one_of_several(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def messages(algo: str, **kwargs: Any) -> list[str]:
+        caplog.clear()
+        get_algorithm_spec(algo).run_spec(tiny(algo, tmp_path, kwargs=kwargs))
+        return list(caplog.messages)
+
+    for algo in ("sac", "rlpd"):  # which have layer_norm in different sections
+        needed = "layer_norm_epsilon: 0.1 has no effect; it needs layer_norm: true or network: simba"
+        assert messages(algo, layer_norm_epsilon=0.1) == [f"algo_kwargs.{needed}"]
+        assert messages(algo, layer_norm_epsilon=0.1, layer_norm=True) == []
+        assert messages(algo, layer_norm_epsilon=0.1, network="simba") == []
+    assert messages("iql", dataset_size=50, dataset_kind="npz", dataset_path="x.npz") == [
+        "algo_kwargs.dataset_size: 50 has no effect; it needs dataset_kind: random"
+    ]
+
+
 def test_environments_of_an_offline_run_have_no_effect(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for regime, messages in (
         (None, ["num_envs: 3 has no effect; an offline run makes no steps"]),

@@ -118,11 +118,12 @@ class RunSpec:
             _log.warning("num_envs: %d has no effect; an offline run makes no steps", self.config.num_envs)
         parts: list[tuple[str, Settings]] = [("", part) for part in self.resolved.parts]
         parts += [(f"{name}.", one) for _, part in parts for name, one in part if isinstance(one, Settings)]
+        flat = {name: value for part in self.resolved.parts for name, value in part}
         for place, part in parts:
-            for name, remedy in part.unused().items():
+            for name, needed in part.unused(dict(part) if place else flat).items():
                 default = type(part).model_fields[name].default if place else self.sections.default(name)
                 if (value := getattr(part, name)) != default:
-                    _log.warning("algo_kwargs.%s%s: %s has no effect; %s", place, name, value, remedy)
+                    _log.warning("algo_kwargs.%s%s: %s has no effect; it needs %s", place, name, value, needed)
 
     def once(self, name: str, build: Callable[[], T]) -> T:
         """The result of `build`, cached under `name` and shared by all members of a population."""
