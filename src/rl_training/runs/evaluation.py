@@ -74,18 +74,22 @@ class Evaluations:
             callback.on_evaluation(session, metrics)
 
     def copy_best(self, origin: Path) -> None:
-        """Save the best policy of the run that resumes from `origin` in a new folder, or forget its score."""
+        """Save the best policy of the run that resumes from `origin` in a new folder.
+
+        If a later policy has replaced it, its score is forgotten; the best policy from here on is saved.
+        """
         session, folder = self._session, folder_of(origin)
         best = list_checkpoints(folder / session.run.best.name) if folder != origin else []
         if session.best_return is None:
             return
         if not self._is_new() and session.last_evaluation.get("eval_return_mean") == session.best_return:
             self._save_best()
-        elif best and step_of(best[-1]) <= session.clock.ticks:
+        elif not best:
+            session.say(f"best/ is empty until a policy exceeds {session.best_return:.6g}: that one is not stored")
+        elif step_of(best[-1]) <= session.clock.ticks:
             copy_checkpoint(best[-1], session.run.best / best[-1].name)
         else:
             session.best_return = None
-            session.say("the best score starts anew: the policy that reached it is not stored")
 
     def set_best_aside(self) -> None:
         """Move the best policy to `earlier_best/`, because the run continues in another environment."""
