@@ -203,7 +203,7 @@ def _silent() -> Any:
 
 
 def _normalised(wrapper: Any = None, **options: Any) -> Any:
-    env: Any = gym.make_vec("Pendulum-v1", num_envs=2, vectorization_mode="sync", **options)
+    env: Any = gym.make_vec("Pendulum-v1", num_envs=2, **{"vectorization_mode": "sync"} | options)
     return VectorEnvAdapter(env if wrapper is None else wrapper(env))
 
 
@@ -215,6 +215,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "gymnasium-rewards": (lambda: _normalised(gym.wrappers.vector.NormalizeReward), "normalize_rewards: true"),
     "gymnasium-statistics-inside": (
         lambda: _normalised(wrappers=[gym.wrappers.NormalizeObservation]),
+        "normalize_observations: true",
+    ),
+    "gymnasium-statistics-of-workers": (
+        lambda: _normalised(vectorization_mode="async", wrappers=[gym.wrappers.NormalizeObservation]),
         "normalize_observations: true",
     ),
     "gymnasium-class": (lambda: VectorEnvAdapter(gym.make_vec("CartPole-v1", num_envs=2)), "NEXT_STEP"),

@@ -19,6 +19,8 @@ from rl_training.data.transitions import RowLayout
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpointing import find_checkpoint, list_checkpoints, read_checkpoint
 from rl_training.experiment.config import load_config
+from rl_training.report.reading import read_runs
+from rl_training.runs.evaluation import Evaluations
 from rl_training.runs.session import TrainResult
 from rl_training.runs.state import spaces_from
 from rl_training.runtime.loading import load_policy
@@ -34,6 +36,7 @@ from tests.runs import (
     run_record,
     tiny,
     train,
+    trainer_state,
 )
 from tests.test_callbacks import StopAt
 from tests.test_offline_runtime import identity_data
@@ -147,6 +150,33 @@ def test_an_older_checkpoint_goes_on_in_a_folder_of_its_own(run: Path, sac_run: 
     ours, theirs = fingerprint(result.checkpoint_path), fingerprint(sac_run.checkpoint_path)
     assert {name for name in ours if ours[name] != theirs.get(name)} == {"trainer/log_rows"}
     assert [row["step"] for row in logged(result.run_dir)] == ["40", "60"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "best"), [((3.0, 1.0, 2.0), (2.0, 0.0), (20, 3.0)), ((1.0, 0.5, 9.0), (0.2, 0), (60, 0.2))]
+)
+def test_a_run_in_a_folder_of_its_own_has_its_best_policy(
+    before: tuple[float, ...],
+    after: tuple[float, ...],
+    best: tuple[int, float],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is copied if it is from before the checkpoint; otherwise its score is forgotten."""
+    scores = dict(zip((20, 40, 60), before))
+    metrics = {"eval_return_std": 0.0, "eval_episodes": 1.0}
+    monkeypatch.setattr(
+        Evaluations, "_play", lambda own, _: metrics | {"eval_return_mean": scores[own._session.clock.ticks]}
+    )
+    config = tiny("sac", tmp_path, kwargs={"eval_interval": 20}, checkpoint_interval=20, keep_checkpoints=3)
+    older = list_checkpoints(train(config).run_dir / "checkpoints")[1]
+    scores |= dict(zip((60, 80), after))
+    result = resume(older, overrides=["total_timesteps=80"])
+    (policy,) = list_checkpoints(result.run_dir / "best")
+    assert (trainer_state(policy)["clock"]["global_step"], result.metrics["eval_return_best"]) == best
+    predict_checkpoint(result.run_dir / "best", np.zeros(3))
+    (run,) = read_runs(result.run_dir).runs
+    assert run.notes == (f"its log begins after {older}, from which it resumed in a new folder",)
 
 
 def test_a_damaged_newest_checkpoint_is_passed_over_and_the_run_goes_on(run: Path, sac_run: TrainResult) -> None:

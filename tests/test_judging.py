@@ -338,7 +338,10 @@ def test_every_method_on_discrete_logs(home: Path, tmp_path: Path, method: str) 
     assert found["method"] == method
     assert (found["policies"][0]["effective_episodes"] is None) == (method == "fqe")
     assert (found["updates"] is None) == (method == "wis")
-    assert command(*words).exit_code == 0
+    again = command(*words)
+    assert again.exit_code == 0
+    unused = "warning: updates: 20 has no effect with method wis, which fits nothing; leave it out"
+    assert (unused in again.stderr.splitlines()) == (method == "wis")
 
 
 def test_a_policy_without_a_value_has_no_rank(home: Path, tmp_path: Path) -> None:
@@ -769,6 +772,11 @@ def test_select_by_return(tmp_path: Path) -> None:
     played = command("select", made.folder, "--by", "fqe", "--episodes", len(returns) + 1, "--device", "cpu")
     assert played.exit_code == 0, played.output
     assert played.stdout.splitlines()[1].startswith("–  ")  # no data, so none of its actions is outside them
+    assert "has no effect" not in played.stderr
+    unused = ["--updates", 20, "--bootstraps", 3, "--anyway", "--set", "gamma=0.9"]
+    warned = command("select", made.folder, "--by", "fqe", "--episodes", len(returns) + 1, "--seed", 3, *unused)
+    named = [line.split()[1] for line in warned.stderr.splitlines() if "no effect if episodes are" in line]
+    assert named == ["anyway:", "bootstraps:", "updates:", "gamma:"]
     with pytest.raises(ConfigError, match="by must be fqe or return"):
         made.select("luck")  # type: ignore[arg-type]
 

@@ -13,7 +13,7 @@ from rl_training.algorithms.iql import IQL
 from rl_training.algorithms.losses import td_target
 from rl_training.data import datasets
 from rl_training.data.datasets import TransitionDataset
-from rl_training.data.extra_columns import NEXT_ACTIONS
+from rl_training.data.extra_columns import MC_RETURNS, NEXT_ACTIONS
 from rl_training.errors import ConfigError, DatasetError
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.models.mlp_iql import MLPIQLModel
@@ -89,6 +89,29 @@ def test_rows_are_summed_once_only() -> None:
     assert summed.with_n_step(1, GAMMA) is summed
     with pytest.raises(DatasetError, match=r"^arrays: its rows are 3-step returns already; use single steps$"):
         summed.with_n_step(2, GAMMA)
+
+
+def test_what_needs_single_steps_comes_before_with_n_step() -> None:
+    """Their rewards are in several rows, a shift is added once per row, and the next action is n rows later."""
+    summed = trajectories().with_n_step(3, GAMMA)
+    assert np.allclose(summed.with_rewards(2.0).rewards, 2.0 * summed.rewards)
+    for use in (
+        summed.episode_returns,
+        summed.statistics,
+        summed.with_return_range,
+        summed.with_next_actions,
+        lambda: summed.top_fraction(0.5),
+        lambda: summed.with_rewards(shift=1.0),
+    ):
+        with pytest.raises(DatasetError, match=r" single steps, its rows have 3; use with_n_step last$"):
+            use()
+
+
+def test_rewards_do_not_change_after_a_column_that_depends_on_them() -> None:
+    data = trajectories().with_extras((MC_RETURNS._replace(bound=(GAMMA, None)),))
+    words = rf"^arrays: mc_returns \(gamma {GAMMA}, failure_reward None\) depends on the rewards; change them"
+    with pytest.raises(DatasetError, match=words):
+        data.with_rewards(0.1)
 
 
 def test_summed_rows_need_the_learners_gamma(tmp_path: Path) -> None:

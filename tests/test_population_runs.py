@@ -22,6 +22,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from rl_training import IQL, SAC, Logger
+from rl_training.algorithms import TD3
 from rl_training.cli import main
 from rl_training.data.datasets import TransitionDataset
 from rl_training.errors import CheckpointError, ConfigError, DivergedError, EnvironmentFailure
@@ -601,6 +602,21 @@ def test_members_may_not_differ_in_what_shapes_them(key: str, one: Any, other: A
             train_population([first, second], options=QUIET)
         assert refused.value.key == key
         assert list(tmp_path.iterdir()) == []
+
+
+def test_members_that_differ_in_a_stored_number_are_refused_before_they_collect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, usual = itertools.count(), TD3.__init__
+
+    def storing(self: TD3, **arguments: Any) -> None:
+        usual(self, **arguments)
+        self.half = 0.5 * next(made)  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(TD3, "__init__", storing)
+    with pytest.raises(ConfigError, match=r"^td3: the members differ in TD3\.half"):
+        together(short("td3", tmp_path / "runs"))
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("field", ["total_timesteps", "env_id", "algo", "checkpoint_interval"])

@@ -783,3 +783,29 @@ def test_methods_with_many_settings_are_numbered_and_explained(tmp_path: Path) -
     assert list(legend) == ["sac 1", "sac 2"]
     assert legend["sac 1"].startswith("policy_distribution=gaussian, ")
     assert f"<li>sac 1: {legend['sac 1']}</li>" in found.html()
+
+
+def test_a_metric_of_which_less_is_better_is_drawn_but_not_compared(tmp_path: Path) -> None:
+    for place in range(10):
+        home = write_run(tmp_path / str(place), [float(place)] * 2, settings=settings_of(gamma=0.9 + 0.01 * place))
+        log = home / "metrics.csv"
+        log.write_text(log.read_text().replace("eval/mean_reward", "validation/action_distance"))
+    found = report.read(tmp_path, metric="validation_distance")
+    assert found.summary.drawn == found.summary.methods[:8]
+    found.curves()
+    for use in (found.html, found.to_dict, lambda: found.tables, lambda: found.figures):
+        with pytest.raises(ConfigError, match=r"^a report prefers the larger value, and less validation_distance"):
+            use()
+
+
+def test_a_method_is_not_better_because_it_has_more_seeds_on_an_easy_task(tmp_path: Path) -> None:
+    for algo, seeds in (("sac", (12, 3)), ("td3", (3, 12))):
+        for env_id, level, count in zip(("Easy-v0", "Hard-v0"), (1.0, 0.0), seeds):
+            for seed, value in enumerate(level + np.linspace(-0.2, 0.2, count)):
+                folder, settings = tmp_path / f"{algo}{env_id}{seed}", settings_of(algo, env_id)
+                write_run(folder, [float(value)], seed=seed, settings=settings)
+    given = {"Easy-v0": (0.0, 1.0), "Hard-v0": (0.0, 1.0)}
+    summary = report.read(tmp_path, references=given).summary
+    assert [one.iqm.value for one in summary.overall.values()] == pytest.approx([0.5, 0.5], abs=0.05)
+    (pair,) = (pair for pair in summary.pairs if pair.task is None)
+    assert (pair.enough, pair.better) == (True, None)

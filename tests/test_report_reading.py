@@ -235,6 +235,15 @@ def test_another_metric(tmp_path: Path) -> None:
     assert read_runs(tmp_path, metric="custom/none").runs[0].last is None
 
 
+def test_a_run_that_was_resumed_with_other_settings_has_a_remark(tmp_path: Path) -> None:
+    """Its last settings, by which it is grouped, are not those of its whole training."""
+    changed = "step 60: settings have changed: algo_kwargs.gamma 0.9 -> 0.99"
+    write_run(tmp_path / "a", inexact=[changed, "step 60: changed since the run began: torch 2.10 -> 2.11"])
+    write_run(tmp_path / "b", seed=1, inexact=7)
+    one, other = read_runs(tmp_path).runs
+    assert (one.notes, other.notes) == ((f"resumed at {changed}",), ())
+
+
 def test_real_runs_finished_and_interrupted(tmp_path: Path) -> None:
     config = tiny("sac", tmp_path, kwargs={"eval_interval": 20}, seed=1)
     result = train(config)

@@ -157,3 +157,16 @@ def test_the_default_method_is_the_one_with_the_best_coverage() -> None:
         assert set(errors) == set(statistics.METHODS)
         if size["tasks"] == 5:
             assert min(errors, key=lambda name: errors[name]) == statistics.METHOD
+
+
+def test_tasks_with_different_numbers_of_seeds_have_the_same_weight() -> None:
+    """As if every score had been found as often as makes the tasks equally large."""
+    rng = np.random.default_rng(0)
+    for few, many in ((2, 3), (3, 4), (1, 6), (5, 10)):
+        one, other = rng.normal(size=few), rng.normal(size=many)
+        alike = statistics.iqm(np.repeat(one, 4 * many), np.repeat(other, 4 * few))
+        assert statistics.iqm_over_tasks(one, other) == pytest.approx(alike)
+        several = statistics.iqm_over_tasks(np.stack([one, one + 1]), np.stack([other, other + 1]))
+        assert several == pytest.approx([alike, alike + 1])
+    for case in CASES[:1]:
+        assert statistics.iqm_over_tasks(*case) == statistics.iqm(*case)

@@ -14,7 +14,7 @@ from rl_training.errors import ConfigError
 from rl_training.runs.callbacks import Callback
 from rl_training.runs.session import Session
 from rl_training.updates.schedules import OptimizationConfig
-from tests.runs import ALL, OFFLINE, logged, mostly_slow, resume, tiny, train
+from tests.runs import ALL, OFFLINE, logged, mostly_slow, resume, run_record, tiny, train
 
 
 def factor(update: int, total: int, **settings: Any) -> float:
@@ -173,5 +173,9 @@ def test_another_budget_stretches_what_runs_over_it_and_says_so(
     verb = "stretch" if " and " in what else "stretches"
     start = f"note: total_timesteps 60 -> 90: {what} {verb} over the new total"
     assert [line.startswith(start) for line in said] == ([True] if what else [])
+    record = run_record(result.run_dir)
+    assert record["exact_resume"] is (not what)
+    reasons = ["step 60: schedules have changed: total_timesteps 60 -> 90"] if what else None
+    assert record.get("inexact") == reasons
     resume(result.run_dir)
     assert "over the new total" not in capfd.readouterr().err

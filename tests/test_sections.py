@@ -159,6 +159,48 @@ def test_a_setting_without_effect_is_named(
     assert caplog.messages == []
 
 
+def test_a_setting_without_effect_may_need_one_of_several(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def messages(algo: str, **kwargs: Any) -> list[str]:
+        caplog.clear()
+        get_algorithm_spec(algo).run_spec(tiny(algo, tmp_path, kwargs=kwargs))
+        return list(caplog.messages)
+
+    for algo in ("sac", "rlpd"):  # which have layer_norm in different sections
+        needed = "layer_norm_epsilon: 0.1 has no effect; it needs layer_norm: true or network: simba"
+        assert messages(algo, layer_norm_epsilon=0.1) == [f"algo_kwargs.{needed}"]
+        assert messages(algo, layer_norm_epsilon=0.1, layer_norm=True) == []
+        assert messages(algo, layer_norm_epsilon=0.1, network="simba") == []
+    assert messages("iql", dataset_size=50, dataset_kind="npz", dataset_path="x.npz") == [
+        "algo_kwargs.dataset_size: 50 has no effect; it needs dataset_kind: random"
+    ]
+
+
+def test_environments_of_an_offline_run_have_no_effect(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for regime, messages in (
+        (None, ["num_envs: 3 has no effect; an offline run makes no steps"]),
+        ("offline_to_online", []),
+    ):
+        caplog.clear()
+        get_algorithm_spec("iql").run_spec(tiny("iql", tmp_path, num_envs=3, regime=regime))
+        assert caplog.messages == messages
+
+
+def test_a_setting_of_a_mapping_without_effect_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def messages(**kwargs: Any) -> list[str]:
+        caplog.clear()
+        get_algorithm_spec("sac").run_spec(tiny("sac", tmp_path, kwargs={"eval_interval": 10} | kwargs))
+        return list(caplog.messages)
+
+    stopping = {"target_return": 0.0, "min_improvement": 2.0}
+    needs_patience = "algo_kwargs.early_stopping.min_improvement: 2.0 has no effect; it needs patience > 0"
+    assert messages(early_stopping=stopping) == [needs_patience]
+    assert messages(early_stopping=stopping | {"patience": 3}) == []
+    schedule = {"type": "constant", "final_factor": 0.1}
+    needs_type = "final_factor: 0.1 has no effect; it needs type: linear or cosine"
+    assert messages(learning_rate_schedule=schedule) == [f"algo_kwargs.learning_rate_schedule.{needs_type}"]
+    assert messages(learning_rate_schedule=schedule | {"type": "linear"}) == []
+
+
 def test_a_stored_setting_without_effect_loads_without_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

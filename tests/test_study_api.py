@@ -75,6 +75,8 @@ def test_the_best_is_that_of_all_seeds_together(study: Study, monkeypatch: pytes
     assert study.best(by="mean").settings == {"gamma": 0.5}
     assert study.best(by="median").score == 32.0
     assert study.best(lowest=True, by="min").settings == {"gamma": 0.5}
+    with pytest.raises(ConfigError, match=r"^best: less validation_distance is better; pass lowest=True$"):
+        study.best("validation_distance")
 
 
 def test_what_is_not_complete_is_not_compared(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:

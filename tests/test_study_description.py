@@ -64,6 +64,14 @@ def test_without_seeds_each_task_has_its_own() -> None:
     assert read_description(study).wanted[0].seeds == (0,)
 
 
+def test_without_seeds_a_task_keeps_several_of_its_own(tmp_path: Path) -> None:
+    base = tmp_path / "base.yaml"
+    base.write_text("algo: sac\nenv_id: Pendulum-v1\ntotal_timesteps: 6000\nseeds: 3..5\n")
+    for seeds, given in (((3, 4, 5), {}), ((7,), {"seeds": [7]})):
+        (wanted,) = read_description({"name": "x", "base": str(base), **given}).wanted
+        assert (wanted.seeds, wanted.config.seeds) == (seeds, None)
+
+
 @pytest.mark.parametrize(
     ("value", "seeds"), [("0..3", (0, 1, 2, 3)), ("7..7", (7,)), ([0, 3, 7], (0, 3, 7)), (range(2), (0, 1))]
 )

@@ -104,19 +104,21 @@ class Affects:
 
 @dataclass(frozen=True)
 class OnlyWith:
-    """Annotation of a field that has an effect only if the field `other` of the same section has this value.
+    """Annotation of a field that has an effect only if the setting `other` has this value; of several, any.
 
-    None means any number above 0.
+    None means any number above 0, a tuple any of its values.
     """
 
     other: str
     value: Any = None
 
     def missing(self, given: Any) -> str:
-        """The remedy if the value of `other` is not the one that is needed, else an empty string."""
-        if given == self.value or (self.value is None and given):
-            return ""
-        return f"it needs {self.other}" + (" > 0" if self.value is None else f": {str(self.value).lower()}")
+        """What is needed if the value of `other` is not the one, else an empty string."""
+        if self.value is None:
+            return "" if given else f"{self.other} > 0"
+        needed = self.value if isinstance(self.value, tuple) else (self.value,)
+        words = " or ".join(str(one).lower() for one in needed)
+        return "" if given in needed else f"{self.other}: {words}"
 
 
 PerRun = Annotated[T, Affects("run")]  # identity and folder of the run; may differ among members of a population
@@ -212,14 +214,15 @@ class Settings(BaseModel):
     def import_own(self, allow_import: bool) -> None:
         """Import the user's objects `module:Name` in these settings; raises unless `allow_import` permits it."""
 
-    def unused(self) -> dict[str, str]:
-        """The fields that have no effect with the values of the others, with the remedy."""
-        return {
-            name: remedy
-            for name, info in type(self).model_fields.items()
-            for mark in info.metadata
-            if isinstance(mark, OnlyWith) and (remedy := mark.missing(getattr(self, mark.other)))
-        }
+    def unused(self, others: Mapping[str, Any]) -> dict[str, str]:
+        """The fields that have no effect with the values of `others`, by name, with what they need."""
+        found = {}
+        for name, info in type(self).model_fields.items():
+            marks = [mark for mark in info.metadata if isinstance(mark, OnlyWith)]
+            missing = [mark.missing(others.get(mark.other)) for mark in marks]
+            if missing and all(missing):
+                found[name] = " or ".join(missing)
+        return found
 
     @classmethod
     def affecting(cls, *what: Effect) -> frozenset[str]:

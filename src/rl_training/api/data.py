@@ -17,7 +17,7 @@ from rl_training.experiment.registry import resolve, spec_of
 
 Data = TransitionDataset | str | os.PathLike[str] | Mapping[str, Any] | None
 # Keys of `algo_kwargs` that name the data; a file passed to `learn` replaces all of them.
-_DATA_KEYS = ("dataset_kind", "dataset_path", "dataset_id", "datasets")
+_DATA_KEYS = ("dataset_kind", "dataset_path", "dataset_id", "dataset_size", "dataset_seed", "datasets")
 
 
 def resolve_data(

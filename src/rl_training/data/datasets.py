@@ -265,6 +265,7 @@ class TransitionDataset:
 
     def episode_returns(self, discount: float = 1.0) -> NDArray[np.float64]:
         """The (discounted) sum of rewards of each episode, up to its first termination."""
+        self._require_single_steps("returns of episodes need")
         return returns_of(self, discount, _CHUNK_ROWS)
 
     def statistics(self) -> DatasetStatistics:
@@ -273,6 +274,11 @@ class TransitionDataset:
 
     def with_rewards(self, scale: float = 1.0, shift: float = 0.0, *, in_place: bool = False) -> Self:
         """Every reward `r` becomes `scale * r + shift`."""
+        if shift:
+            self._require_single_steps("reward_shift needs")
+        stale = [column for column in self.extras if column.like == "rewards"]
+        if stale and not in_place:  # in place, the columns are reserved and filled later
+            raise DatasetError(f"{self.name}: {describe(stale)} depends on the rewards; change them before")
         rows = self._room(len(self), in_place)
         map_rewards(self.name, self.layout, self.rows, rows, scale, shift, _CHUNK_ROWS)
         before = self.reward_map
@@ -335,6 +341,7 @@ class TransitionDataset:
         return self._with_values(self.extras, reserved=True) if self.extras else self
 
     def _with_values(self, extras: tuple[Column, ...], *, reserved: bool) -> Self:
+        self._require_single_steps(f"{describe(extras)} needs")
         values = {column.name: column.values(self) for column in extras}
         kept = np.ones(len(self), np.bool_)
         for column in values.values():
@@ -376,6 +383,11 @@ class TransitionDataset:
             np.copyto(rows, self.rows)
         sum_n_steps(rows, self.layout, self.episode_ends, n, gamma, _CHUNK_ROWS)
         return replace(self, rows=rows, checksum=known, n_step=n, n_step_gamma=gamma)
+
+    def _require_single_steps(self, needs: str) -> None:
+        if self.n_step > 1:
+            steps = f"single steps, its rows have {self.n_step}"
+            raise DatasetError(f"{self.name}: {needs} {steps}; use with_n_step last")
 
     def _room(self, count: int, in_place: bool) -> NDArray[np.float32]:
         """Memory for `count` transformed rows; `in_place` invalidates this data set."""

@@ -24,6 +24,7 @@ from rl_training.ogbench import PREFIX
 from rl_training.settings import (
     Floats,
     NonNegativeInt,
+    OnlyWith,
     PathText,
     PositiveFloat,
     PositiveInt,
@@ -56,9 +57,9 @@ class DatasetChoice(Settings):
     """id of the Minari data set"""
     dataset_download: bool = False
     """download the Minari data set if it is not on this machine"""
-    dataset_size: PositiveInt = 10_000
+    dataset_size: Annotated[PositiveInt, OnlyWith("dataset_kind", "random")] = 10_000
     """number of transitions to collect (`random`)"""
-    dataset_seed: NonNegativeInt = 0
+    dataset_seed: Annotated[NonNegativeInt, OnlyWith("dataset_kind", "random")] = 0
     """seed for collecting (`random`)"""
 
     @model_validator(mode="before")

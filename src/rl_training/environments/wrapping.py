@@ -52,6 +52,10 @@ def require_no_statistics(env: Any) -> None:
             if isinstance(env, kind) and env.update_running_mean:
                 raise _refusal(kind.__name__)
         env = env.env
+    if isinstance(env, gym.vector.AsyncVectorEnv):  # its workers answer for their environments
+        for name, statistics in (("NormalizeObservation", "obs_rms"), ("NormalizeReward", "return_rms")):
+            if all(env.call("has_wrapper_attr", statistics)) and any(env.call("update_running_mean")):
+                raise _refusal(name)
 
 
 def _refusal(name: str) -> ConfigError:

@@ -38,6 +38,8 @@ METRICS = (
     Metric("learning_rate", "train/learning_rate", "learning rate"),
     Metric("alpha", "train/ent_coef", "temperature"),
 )
+LESS_IS_BETTER = frozenset({"validation/action_distance"})
+"""tags of the metrics of which the lowest value is the best"""
 _BY_NAME = {metric.name: metric for metric in METRICS}
 
 

@@ -73,7 +73,7 @@ class NetworkShape(Settings):
     """sizes of the critics' hidden layers; null means `hidden_sizes`"""
     activation: Activation = "relu"
     """activation function after each hidden layer of every network"""
-    layer_norm_epsilon: PositiveFloat = 1e-6
+    layer_norm_epsilon: Annotated[PositiveFloat, OnlyWith("layer_norm", True), OnlyWith("network", "simba")] = 1e-6
     """epsilon of LayerNorm; the default of flax and RLPD (version 0.1 used PyTorch's 1e-5)"""
     network: Annotated[str, AfterValidator(_known_kind)] = "mlp"
     """every network: `mlp`, `simba` (residual blocks of the width in `hidden_sizes`) or your `module:factory`"""

@@ -35,7 +35,7 @@ from rl_training.experience.fqe_data import estimated_returns
 from rl_training.models.mlp import NetworkConfig
 from rl_training.models.policies import Policy
 from rl_training.off_policy_evaluation import defaults
-from rl_training.off_policy_evaluation.evaluation import OPEResult, evaluate, interval, make_plan
+from rl_training.off_policy_evaluation.evaluation import OPEResult, evaluate, interval, make_plan, warn_of_unused
 from rl_training.off_policy_evaluation.fitting import Plan, Watch, fit, report_part
 from rl_training.off_policy_evaluation.policies import Candidate, Data, Place, candidates, load_data
 from rl_training.off_policy_evaluation.support import Support
@@ -158,6 +158,9 @@ def choose(
     found = [replace(one, name=name) for name, one in zip(places, loaded)]
     if episodes is not None:
         _require_environment(found, episodes)
+        fitting = {name: value for name, value in options.items() if name not in ("seed", "stochastic")}
+        given = {"anyway": anyway, "bootstraps": bootstraps} | fitting
+        warn_of_unused(given, "if episodes are played, which need no FQE", warn)
     elif dataset is None:
         raise ConfigError("select: FQE needs a dataset; give one, or episodes to play")
     data = others = None if dataset is None else load_data(dataset, found)

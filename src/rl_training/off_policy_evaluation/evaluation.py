@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
@@ -145,6 +145,9 @@ def ope(
     """
     plan = make_plan(updates, batch_size, seed, stochastic, acceleration, network, **hyperparameters)
     _require(method, bootstraps, validation_fraction)
+    if method == "wis":
+        fitting = {name: value for name, value in hyperparameters.items() if name != "gamma"}
+        warn_of_unused({"updates": updates} | fitting, "with method wis, which fits nothing", warn)
     home = choose_device(device)
     prepare_process(home)
     found = candidates(runs, warn, allow_import=allow_import, stochastic=stochastic)
@@ -176,6 +179,14 @@ def make_plan(
             raise ConfigError(f"ope: unknown setting {name!r}{nearest(name, known)}; known: {', '.join(known)}")
     config = FQEConfig.parse(hyperparameters)
     return Plan(updates, batch_size, seed, stochastic, acceleration, config, network or NetworkConfig())
+
+
+def warn_of_unused(given: Mapping[str, Any], reason: str, warn: Callable[[str], None]) -> None:
+    """Warn of the settings in `given` that have no effect, unless they have their default."""
+    usual = {"updates": (defaults.UPDATES, defaults.SELECTION_UPDATES), "bootstraps": (defaults.CRITICS,)}
+    for name, value in given.items():
+        if value is not False and value not in usual.get(name, ()):
+            warn(f"{name}: {value} has no effect {reason}; leave it out")
 
 
 def _require(method: str, bootstraps: int, fraction: float) -> None:

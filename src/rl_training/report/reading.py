@@ -37,6 +37,8 @@ METRICS = "metrics.csv"
 RETURN = "eval_return_mean"
 ENDED = (*DONE, "diverged")
 """the statuses of a run that has ended by itself, with results"""
+# What makes a resumed run another method than its last settings, by the words of its record.
+_CHANGED = ("settings have changed", "schedules have changed", "data have changed")
 
 Kind = Literal["broken", "missing", "failed"]
 
@@ -257,6 +259,11 @@ class _Reader:
         notes: list[str] = []
         settings, tags = self._settings_of(source, notes)
         log = self._log_of(source, record, notes)
+        if origin := record.get("resumed_from"):
+            notes.append(f"its log begins after {origin}, from which it resumed in a new folder")
+        reasons = record.get("inexact")
+        for one in map(str, reasons if isinstance(reasons, list) else ()):
+            notes += [f"resumed at {one}"] if any(part in one for part in _CHANGED) else []
         status, cause = record["status"], record.get("cause") or record.get("stop_reason")
         if status == "running" and _process_ended(record):
             status = "interrupted"

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from rl_training.display.text import plain_data
 from rl_training.errors import ConfigError, nearest
 from rl_training.experiment.files import os_errors, replace_atomically
-from rl_training.experiment.metric_names import METRICS, tag_of
+from rl_training.experiment.metric_names import LESS_IS_BETTER, METRICS, tag_of
 from rl_training.report import figures as drawing
 from rl_training.report.curves import Axis
 from rl_training.report.external import with_external
@@ -51,6 +51,7 @@ class Report:
 
     def html(self) -> str:
         """Return the page as HTML."""
+        self._require_more_is_better()
         return render(self.summary, self.title)
 
     def json(self) -> str:
@@ -59,6 +60,7 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Return every number of the report as JSON-serialisable data."""
+        self._require_more_is_better()
         summary, groups = self.summary, self.summary.groups
         record = {
             "kind": "rl_training.report",
@@ -94,11 +96,13 @@ class Report:
     @cached_property
     def tables(self) -> dict[str, Table]:
         """The tables by name; each has `records()`, `csv()`, `markdown()` and `latex()`."""
+        self._require_more_is_better()
         return tables(self.summary)
 
     @cached_property
     def figures(self) -> dict[str, Figure]:
         """The matplotlib figures of the page by name."""
+        self._require_more_is_better()
         found = pictures(self.summary)
         curves = [picture for several in found.curves.values() for picture in several]
         shown = [*found.overall, *found.improvement, *found.tasks, *curves, *found.settings]
@@ -107,6 +111,14 @@ class Report:
     def curves(self, axis: Axis = "steps", *, seeds: bool = False) -> Figure:
         """Plot learning curves, a panel per task."""
         return drawing.all_curves(self.summary, axis, seeds=seeds)
+
+    def _require_more_is_better(self) -> None:
+        if tag_of(metric := self.summary.reading.metric) in LESS_IS_BETTER:
+            raise ConfigError(
+                f"a report prefers the larger value, and less {metric} is better; draw its curves with "
+                f"`rl-training plot --metric {metric}`",
+                key="metric",
+            )
 
     def _repr_html_(self) -> str:
         frame = 'style="width:100%;height:900px;border:0" sandbox="allow-downloads"'

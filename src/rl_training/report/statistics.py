@@ -39,6 +39,19 @@ def iqm(*samples: Floats, axis: int = -1) -> Any:
     return stats.trim_mean(np.concatenate(samples, axis=axis), 0.25, axis=axis)
 
 
+def iqm_over_tasks(*samples: Floats, axis: int = -1) -> Any:
+    """The interquartile mean of all scores, in which tasks with different numbers of seeds have the same weight."""
+    sizes = [sample.shape[-1] for sample in samples]
+    if len(set(sizes)) == 1:
+        return iqm(*samples, axis=axis)
+    scores = np.concatenate(samples, axis=-1)
+    order = np.argsort(scores, axis=-1)
+    weights = np.repeat([1.0 / (size * len(sizes)) for size in sizes], sizes)[order]
+    upper = weights.cumsum(-1)
+    middle = np.clip(np.minimum(upper, 0.75) - np.maximum(upper - weights, 0.25), 0.0, None)
+    return (np.take_along_axis(scores, order, -1) * middle).sum(-1) / middle.sum(-1)
+
+
 def mean(*samples: Floats, axis: int = -1) -> Any:
     """The mean over tasks of their means."""
     return np.mean([np.mean(sample, axis=axis) for sample in samples], axis=0)
@@ -68,6 +81,12 @@ def difference_of_iqm(*samples: Floats, axis: int = -1) -> Any:
     """IQM of the first half of the samples minus the IQM of the second half."""
     ours, theirs = _halves(samples)
     return iqm(*ours, axis=axis) - iqm(*theirs, axis=axis)
+
+
+def difference_over_tasks(*samples: Floats, axis: int = -1) -> Any:
+    """The same difference of `iqm_over_tasks`."""
+    ours, theirs = _halves(samples)
+    return iqm_over_tasks(*ours, axis=axis) - iqm_over_tasks(*theirs, axis=axis)
 
 
 def profile(thresholds: Floats) -> Statistic:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from rl_training.experiment.metric_names import LESS_IS_BETTER, tag_of
 from rl_training.report import statistics
 from rl_training.report.curves import AXES, Axis, Band, band, first_above
 from rl_training.report.grouping import Cell, Groups, Selection, Trouble, check_known, group
@@ -156,9 +157,10 @@ class Summary:
         """The methods drawn and compared, by task and (None) over all tasks; at most the best `MOST_SHOWN`."""
         means = {m: float(np.mean([np.mean(x) for x in found.values()])) for m, found in self.scores.items()}
         found: dict[str | None, tuple[str, ...]] = {None: _best(self.methods, means)}
+        sign = -1.0 if tag_of(self.reading.metric) in LESS_IS_BETTER else 1.0
         for task in self.groups.tasks:
             known = {method: -np.inf for method in self.methods if self.groups.cell(method, task).seen}
-            known |= {method: float(one.chosen.value) for (method, of), one in self.results.items() if of == task}
+            known |= {m: sign * float(one.chosen.value) for (m, of), one in self.results.items() if of == task}
             found[task] = _best(self.methods, known)
         return found
 
@@ -295,7 +297,7 @@ def _result(cell: Cell, threshold: float | None, options: Options) -> Result:
 def _overall(method: str, samples: Samples, taus: Floats | None) -> Overall:
     return Overall(
         method,
-        iqm=estimate(samples, statistics.iqm),
+        iqm=estimate(samples, statistics.iqm_over_tasks),
         median=estimate(samples, statistics.median),
         mean=estimate(samples, statistics.mean),
         gap=estimate(samples, statistics.optimality_gap),
@@ -310,7 +312,7 @@ def _best(methods: Sequence[str], values: Mapping[str, float]) -> tuple[str, ...
 
 
 def _pair(first: str, second: str, task: str | None, ours: list[Floats], theirs: list[Floats]) -> Pair:
-    difference = statistics.compare(ours, theirs)
+    difference = statistics.compare(ours, theirs, statistics.difference_over_tasks)
     probability = statistics.compare(ours, theirs, statistics.probability_of_improvement)
     enough = statistics.enough(ours, theirs)
     return Pair(first, second, task, difference, probability, statistics.detectable(difference), enough)

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from rl_training.experiment.compat import REMOVED_FROM_EARLY_STOPPING
 from rl_training.runs.callbacks import Callback, EarlyStoppingCallback, EvaluationCallback, TimeLimitCallback
-from rl_training.settings import PositiveFloat, PositiveInt, Settings
+from rl_training.settings import OnlyWith, PositiveFloat, PositiveInt, Settings
 
 
 class EarlyStopping(Settings):
@@ -17,7 +17,7 @@ class EarlyStopping(Settings):
 
     patience: PositiveInt | None = None
     """evaluations without improvement after which the run stops"""
-    min_improvement: Annotated[float, Field(ge=0)] = 0.0
+    min_improvement: Annotated[float, Field(ge=0), OnlyWith("patience")] = 0.0
     """minimum increase of the mean return that counts as an improvement"""
     target_return: float | None = None
     """the run stops when the mean return of an evaluation reaches this value"""

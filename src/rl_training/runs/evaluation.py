@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rl_training.environments.playing import Evaluator
@@ -9,7 +10,14 @@ from rl_training.errors import CheckpointError
 from rl_training.experience.acting import ActingPolicy
 from rl_training.experiment.checkpointing import write_checkpoint
 from rl_training.experiment.metric_names import log_row
-from rl_training.experiment.retention import discard, list_checkpoints, set_aside
+from rl_training.experiment.retention import (
+    copy_checkpoint,
+    discard,
+    folder_of,
+    list_checkpoints,
+    set_aside,
+    step_of,
+)
 from rl_training.runs import state
 from rl_training.runs.changes import scored_elsewhere
 
@@ -64,6 +72,24 @@ class Evaluations:
             self._save_best()
         for callback in session.callbacks:
             callback.on_evaluation(session, metrics)
+
+    def copy_best(self, origin: Path) -> None:
+        """Save the best policy of the run that resumes from `origin` in a new folder.
+
+        If a later policy has replaced it, its score is forgotten; the best policy from here on is saved.
+        """
+        session, folder = self._session, folder_of(origin)
+        best = list_checkpoints(folder / session.run.best.name) if folder != origin else []
+        if session.best_return is None:
+            return
+        if not self._is_new() and session.last_evaluation.get("eval_return_mean") == session.best_return:
+            self._save_best()
+        elif not best:
+            session.say(f"best/ is empty until a policy exceeds {session.best_return:.6g}: that one is not stored")
+        elif step_of(best[-1]) <= session.clock.ticks:
+            copy_checkpoint(best[-1], session.run.best / best[-1].name)
+        else:
+            session.best_return = None
 
     def set_best_aside(self) -> None:
         """Move the best policy to `earlier_best/`, because the run continues in another environment."""

@@ -33,7 +33,7 @@ from rl_training.runs.session import Session, TrainResult
 from rl_training.runs.signals import SignalGuard, TrainingInterrupted
 from rl_training.runs.spec import RunSpec
 from rl_training.runs.training import Built, Opened, training
-from rl_training.updates.stack import Stack
+from rl_training.updates.stack import Stack, require_stackable
 from rl_training.updates.stacked import StackedUpdater
 from rl_training.updates.updater import Updater
 
@@ -58,6 +58,7 @@ def train(specs: Sequence[RunSpec], turns: Sequence[Sequence[int]] | None = None
             while left:
                 built = _build(left, at_a_time)
                 group = _in_phase(built)
+                require_stackable([member.build().learner for member in group])
                 guard.catch()
                 _open(group, [member for member in members if member in ended or member in group])
                 Lockstep(group, guard).run()

@@ -313,7 +313,7 @@ class Session:
         if self._in_step:
             problem = f"{what_failed} inside a step"
             self.say(f"warning: a resumed run will not be exact: {problem}")
-            self._record_inexact([problem])
+            self.record_inexact([problem])
         self.save()
 
     @contextmanager
@@ -336,11 +336,11 @@ class Session:
         for problem in problems:
             self.say(f"warning: not an exact resume: {problem}")
         if problems:
-            self._record_inexact(problems)
+            self.record_inexact(problems)
         elif self.run.record.get("exact_resume") is None:
             self.note_in_run(exact_resume=True)
 
-    def _record_inexact(self, problems: Sequence[str]) -> None:
+    def record_inexact(self, problems: Sequence[str]) -> None:
         reasons = [f"step {self.clock.ticks}: {problem}" for problem in problems]
         known = self.run.record.get("inexact", [])
         self.note_in_run(exact_resume=False, inexact=[*known, *reasons])
@@ -355,7 +355,7 @@ class Session:
                 f"warning: a resumed run will not be exact: {problems[0]} and is reset there; "
                 f"{self.experience.inexact_remedy}"
             )
-            self._record_inexact(problems)
+            self.record_inexact(problems)
 
     def clear_stop(self, former_total: int) -> None:
         """Clear the stop of a resumed run; one by early stopping is only cleared if the budget was increased."""

@@ -114,6 +114,9 @@ def _restore(session: Session, regime: Regime, checkpoint: Checkpoint) -> bool:
     if checkpoint.path.parent == session.run.checkpoints:
         session.checkpoint_path = checkpoint.path  # later checkpoints link its unchanged replay shards
         session.saved_step = checkpoint.step
+    else:
+        session.evaluations.copy_best(checkpoint.path)
+        session.note_in_run(resumed_from=str(checkpoint.path))
     bounded = regime.max_updates is not None and session.learner.updates >= regime.max_updates
     if (bounded or session.clock.ticks >= regime.total_ticks) and not session.should_stop:
         own = regime.total_ticks >= spec.config.total_timesteps and not bounded
@@ -162,11 +165,12 @@ def _changed_machine(session: Session, checkpoint: Checkpoint) -> list[str]:
 
 
 def _announce_longer_schedules(session: Session, spec: RunSpec, changes: Changes) -> None:
-    """If the total number of steps or updates has changed, print which schedules depend on it."""
+    """If the total number of steps or updates has changed, print and record which schedules depend on it."""
     over = ("offline_pretrain_updates", "max_epochs") if session.clock.phase == "online" else ()
     totals = {name.rpartition(".")[2]: name for name in changes.settings}
     changed = {name: changes.settings[name] for key, name in totals.items() if key in _TOTALS and key not in over}
-    stretched = ["the learning-rate schedule"] if changed and not spec.resolved[OptimizationConfig].constant else []
+    schedule = spec.resolved[OptimizationConfig]
+    stretched = ["the learning-rate schedule"] if changed and not schedule.constant else []
     stretched += ["exploration"] if "total_timesteps" in changed and session.learner.explores_by_progress else []
     if stretched:
         session.say(
@@ -174,6 +178,8 @@ def _announce_longer_schedules(session: Session, spec: RunSpec, changes: Changes
             f"{'stretches' if len(stretched) == 1 else 'stretch'} over the new total, so this run "
             "differs from one that had this total from the start"
         )
+    if "exploration" in stretched or (stretched and schedule.learning_rate_schedule.type != "constant"):
+        session.record_inexact([f"schedules have changed: {Changes(changed)}"])
 
 
 def _record_start(session: Session, regime: Regime) -> None:

@@ -130,7 +130,7 @@ class StudyFile(ManyRuns):
     tasks: Annotated[tuple[Task, ...], BeforeValidator(list_as_tuple)] = ()
     """several configurations, in place of `base`"""
     seeds: Annotated[tuple[int, ...], BeforeValidator(seed_list)] | None = None
-    """`0..9` or a list; null: the seed of each configuration"""
+    """`0..9` or a list; null: the seed or seeds of each configuration"""
     grid: Annotated[dict[str, Any], BeforeValidator(_grid)] = Field(default_factory=dict)
     """settings and their values, in every combination"""
     zipped: Annotated[dict[str, Any], BeforeValidator(_zipped)] = Field(default_factory=dict, alias="zip")
@@ -254,7 +254,9 @@ def _expand(index: int, task: Task, file: StudyFile, location: Location) -> tupl
     where = f"tasks.{index}.set" if file.tasks else "set"
     for section, settings in (("set", file.common), (where, task.set)):
         put_settings(settings, section, values, places)
-    seeds = file.seeds or (() if values["seed"] is None else (values["seed"],))
+    own = () if values["seed"] is None else (values["seed"],)
+    seeds = file.seeds or tuple(values["seeds"] or own)
+    values["seeds"] = None
     if not seeds:
         raise ConfigError(f"{task.config} has `seed: null`; give the study's `seeds`", key="seeds")
     wanted = [

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from rl_training.errors import ConfigError, RLTrainingError, one_line
+from rl_training.experiment.metric_names import LESS_IS_BETTER, tag_of
 from rl_training.settings import at_home
 from rl_training.study.plan import Plan, read_plan
 from rl_training.study.status import StudyStatus, TrialStatus, read_status
@@ -211,6 +212,8 @@ class Study:
         """
         if by not in _MEASURES:
             raise ConfigError(f"by must be one of {', '.join(_MEASURES)}, got {by!r}")
+        if tag_of(metric) in LESS_IS_BETTER and not lowest:
+            raise ConfigError(f"best: less {metric} is better; pass lowest=True")
         groups, scores = _scored(_of_task(self.frame(), task, "best"), metric, by)
         if not scores:
             raise ConfigError(f"{self.folder}: no configuration has all its trials done with a {metric}")

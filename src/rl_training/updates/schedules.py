@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
-from rl_training.settings import Fraction, NonNegativeInt, PositiveInt, Settings
+from rl_training.settings import Fraction, NonNegativeInt, OnlyWith, PositiveInt, Settings
 
 
 class Schedule(Settings):
@@ -15,7 +15,7 @@ class Schedule(Settings):
 
     type: Literal["constant", "linear", "cosine"]
     """shape of the factor on the learning rate"""
-    final_factor: Fraction = 0.0
+    final_factor: Annotated[Fraction, OnlyWith("type", ("linear", "cosine"))] = 0.0
     """factor at the end of the run"""
 
 

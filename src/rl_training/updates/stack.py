@@ -115,9 +115,17 @@ class _OptimizerStack:
         return Group(self.parameters, gradients, *state, *self.settings)
 
 
-def _require_same_shapes(members: Sequence[Tensors]) -> None:
+def require_stackable(learners: Sequence[Learner]) -> None:
+    """Raise if the updates of the members cannot be computed as one."""
+    _require_same_shapes(learners)
+    _require_same_start(learners)
+    _require_same_constants(learners)
+
+
+def _require_same_shapes(learners: Sequence[Learner]) -> None:
     """Raise if the members' networks differ in shape, as `init_from` may cause."""
-    shapes = [{key: tensor.shape for key, tensor in own.items()} for own in members]
+    tensors = [_Networks(learner).tensors() for learner in learners]
+    shapes = [{key: tensor.shape for key, tensor in own.items()} for own in tensors]
     for other in shapes[1:]:
         for key in {**shapes[0], **other}:
             if shapes[0].get(key) != other.get(key):
@@ -180,9 +188,7 @@ class Stack:
         self.networks = _Networks(learners[0])
         first = self.networks.tensors()
         members = [_Networks(learner).tensors() for learner in learners]
-        _require_same_shapes(members)
-        _require_same_start(learners)
-        _require_same_constants(learners)
+        require_stackable(learners)
         self.tensors: Tensors = {key: torch.stack([own[key].detach() for own in members]) for key in first}
         for i, own in enumerate(members):
             for key, tensor in own.items():
