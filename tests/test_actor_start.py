@@ -23,7 +23,7 @@ from rl_training.runs import init_from
 from rl_training.runs.regime import Regime
 from rl_training.updates.stack import Stack
 from tests.helpers import build, label, random_batch, snapshot
-from tests.runs import replay_rows, tiny, train, trainer_state
+from tests.runs import EVERY_STEP, replay_rows, tiny, train, trainer_state
 from tests.test_exact_resume import assert_exact, eventful
 from tests.test_population_updates import SIZE, assert_members_equal
 from tests.test_tensor_env import collector_of
@@ -156,7 +156,7 @@ def test_a_run_that_ends_before_the_actor_starts_warns(
 ) -> None:
     for value in (updates - 1, updates):
         assert not caplog.messages
-        built(tiny(algo, tmp_path, kwargs={"actor_starts": value}, init_from=cloned[True]))
+        built(tiny(algo, tmp_path, kwargs={"actor_starts": value} | EVERY_STEP, init_from=cloned[True]))
     assert caplog.messages == [
         f"this run ends before the policy changes: {updates} updates, actor_starts {updates}"
     ]
@@ -273,7 +273,7 @@ def test_a_published_policy_survives_the_first_updates(tmp_path: Path) -> None:
     given = read_checkpoint(find_checkpoint(Path("gallery/sac"))).tensors["networks"]
     furthest = {}
     for value in (None, 0):
-        kwargs = {"hidden_sizes": [64, 64], "learning_rate": 0.1, "actor_starts": value}
+        kwargs = {"hidden_sizes": [64, 64], "learning_rate": 0.1, "actor_starts": value} | EVERY_STEP
         config = tiny("sac", tmp_path, kwargs=kwargs, init_from="gallery/sac", total_timesteps=25, eval_episodes=0)
         run = train(config)
         networks = read_checkpoint(run.checkpoint_path).tensors["networks"]

@@ -24,6 +24,7 @@ from rl_training.errors import ConfigError
 from tests import counting
 from tests.counting import ROWS, BraxStandIn, Counting, IsaacLabStandIn, ManiSkillStandIn, MjlabStandIn
 from tests.numpy_jax import numpy_jax
+from tests.runs import mostly_slow
 from tests.test_tensor_env import collector_of
 
 try:
@@ -73,6 +74,14 @@ ENVIRONMENTS: dict[str, Callable[[], TensorEnv]] = {
 }
 
 
+# In which process an environment is stepped matters to successors; to the rest one that is not local is enough.
+one_process = pytest.mark.parametrize(
+    "env",
+    mostly_slow(ENVIRONMENTS, *(name for name in ENVIRONMENTS if "async" not in name), "async-SAME_STEP"),
+    indirect=True,
+)
+
+
 @pytest.fixture(params=ENVIRONMENTS)
 def env(request: pytest.FixtureRequest) -> Iterator[TensorEnv]:
     made = ENVIRONMENTS[request.param]()
@@ -117,6 +126,7 @@ def test_no_stored_row_has_another_successor(env: TensorEnv) -> None:
     assert 0.0 < rows.dones.mean() < 1.0
 
 
+@one_process
 def test_ends_are_told_apart(env: TensorEnv) -> None:
     env.reset(0)
     steps = [env.step(torch.zeros(ROWS, 1)) for _ in range(20)]
@@ -125,6 +135,7 @@ def test_ends_are_told_apart(env: TensorEnv) -> None:
     assert not any((step.terminated & step.truncated).any() for step in steps)
 
 
+@one_process
 def test_seeds_set_the_first_episodes_and_no_episode_repeats_another(env: TensorEnv) -> None:
     first = env.reset(5)
     starts: list[set[float]] = [set() for _ in range(ROWS)]
@@ -137,6 +148,7 @@ def test_seeds_set_the_first_episodes_and_no_episode_repeats_another(env: Tensor
     assert not torch.equal(env.reset(6), first)
 
 
+@one_process
 def test_steps_in_inference_mode_leave_tensors_that_a_reset_can_change(env: TensorEnv) -> None:
     env.reset(0)
     with torch.inference_mode():

@@ -10,7 +10,7 @@ import pytest
 import rl_training
 from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import read_checkpoint
-from tests.runs import tiny, train
+from tests.runs import EVERY_STEP, tiny, train
 from tests.smoke import OnlineFacts
 
 
@@ -26,7 +26,7 @@ class TestShortRun(OnlineFacts):
 
 def test_running_statistics_are_saved_and_used_by_predict(tmp_path: Path) -> None:
     """And a prediction does not depend on the rows that are predicted with it."""
-    result = train(tiny("crossq", tmp_path))
+    result = train(tiny("crossq", tmp_path, kwargs=EVERY_STEP))
     networks = read_checkpoint(result.checkpoint_path).tensors["networks"]
     assert float(networks["model.critics.net.norms.0.batches"]) == 41
     assert float(networks["model.actor.net.norms.0.batches"]) == 20

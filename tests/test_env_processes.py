@@ -117,7 +117,7 @@ def local(**fields: Any) -> list[list[float]]:
 
 
 @pytest.mark.parametrize(
-    "how", mostly_slow(["script", "module", "command", "input", "notebook"], "script", "input", "notebook")
+    "how", mostly_slow(["script", "module", "command", "input", "notebook"], "script", "notebook")
 )
 def test_ids_need_no_guard_wherever_they_are_asked_for(how: str, tmp_path: Path) -> None:
     """Nothing of the main program is imported again: its second import would start environments again."""

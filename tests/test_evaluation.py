@@ -58,8 +58,20 @@ def test_exactly_n_episodes_whatever_their_lengths(episodes: int, tmp_path: Path
     assert metrics["eval_length_mean"] == pytest.approx(np.mean(lengths))
 
 
-@pytest.mark.parametrize("environments", ["local", "processes"])
-@pytest.mark.parametrize(("key", "at_end"), [("success", False), ("is_success", True), ("solved", False)])
+@pytest.mark.parametrize(
+    ("key", "at_end", "environments"),
+    mostly_slow(
+        [
+            (*reported, environments)
+            for environments in ("local", "processes")
+            for reported in (("success", False), ("is_success", True), ("solved", False))
+        ],
+        ("success", False, "local"),
+        ("is_success", True, "local"),
+        ("solved", False, "local"),
+        ("is_success", True, "processes"),
+    ),
+)
 def test_success_is_that_of_the_last_step(key: str, at_end: bool, environments: str, tmp_path: Path) -> None:
     reports = {"reports": key, "at_end": at_end}
     config = tiny("sac", tmp_path, env_id=SCRIPTED, env_kwargs=reports, environments=environments)

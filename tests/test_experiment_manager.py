@@ -11,7 +11,7 @@ from rl_training.experiment.config import packaged_configs
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.experiment.registry import list_algorithm_specs
 from rl_training.experiment.strict_yaml import dump_yaml, parse_yaml
-from tests.runs import ALL, mostly_slow, resume, run_record, tiny, trainer_state
+from tests.runs import ALL, EVERY_STEP, mostly_slow, resume, run_record, tiny, trainer_state
 
 
 def test_every_spec_is_there() -> None:
@@ -42,7 +42,7 @@ def test_every_spec_runs_from_a_file(algo: str, tmp_path: Path) -> None:
 
 
 def test_overrides_apply_to_a_config_too(tmp_path: Path) -> None:
-    config = tiny("sac", tmp_path, total_timesteps=25, eval_episodes=0)
+    config = tiny("sac", tmp_path, kwargs=EVERY_STEP, total_timesteps=25, eval_episodes=0)
     overrides = ["total_timesteps=5", "algo_kwargs.learning_starts=5", "algo_kwargs.gamma=0.5"]
     result = ExperimentManager().train(config, overrides=overrides)
     assert result.metrics["global_step"] == 5

@@ -28,7 +28,6 @@ from tests.test_acceleration import (
     Kind,
     State,
     differences,
-    every_learner,
     layout_of,
     make_learner,
     needs_gpu,
@@ -54,8 +53,15 @@ def weighted(learner: Learner, **options: Any) -> TensorSource:
     return WeightedSource(packed(kind), layout_of(kind), learner.generator, PARTS, **options)
 
 
-@pytest.mark.parametrize("made", [uniform, weighted])
-@every_learner
+@pytest.mark.parametrize(
+    ("kind", "made"),
+    [
+        pytest.param(kind, made, id=f"{label(kind)}-{made.__name__}", marks=marks)
+        for kind in KINDS
+        for made in (uniform, weighted)
+        for marks in ([pytest.mark.slow] if made is weighted and kind not in REPRESENTATIVE else [],)
+    ],
+)
 def test_what_will_be_drawn_is_known(kind: Kind, made: Made) -> None:
     """By every learner, whatever it draws besides; and its own generator stays behind."""
     learner = make_learner(kind)

@@ -32,6 +32,7 @@ from rl_training.runs.spec import RunOptions
 from rl_training.runtime.fine_tuning import fine_tuning_config
 from rl_training.runtime.offline_to_online import FineTuning
 from tests.runs import (
+    EVERY_STEP,
     FINE_TUNED,
     Callback,
     Session,
@@ -96,7 +97,7 @@ def test_another_seed_has_its_own_random_numbers(tmp_path: Path) -> None:
 
 def test_a_run_whose_optimisers_differ_gives_its_networks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     first = train(offline("iql", tmp_path / "first"))
-    other = tuned("iql", tmp_path / "other", init_from=first.run_dir, kwargs={"hidden_sizes": [16, 16]})
+    other = tuned("iql", tmp_path / "other", init_from=first.run_dir, kwargs=EVERY_STEP)
     best = next((first.run_dir / "best").iterdir())  # without optimisers
     result = train(other.replace(init_from=str(best)))
     assert result.metrics["update_count"] == 30 + 41  # the updates on data are made again
@@ -198,7 +199,7 @@ class Watch(Callback):
 
 def test_the_policy_acts_and_stays_the_same_in_the_warm_up(tmp_path: Path) -> None:
     watch = Watch()
-    kwargs = {"online_warmup_steps": 30, "random_steps": 50}
+    kwargs = {"online_warmup_steps": 30, "random_steps": 50} | EVERY_STEP
     result = train(tuned("td3_bc", tmp_path, kwargs=kwargs), [watch])
     assert result.metrics["update_count"] == 30 + 31
     policies = watch.policies
@@ -208,7 +209,7 @@ def test_the_policy_acts_and_stays_the_same_in_the_warm_up(tmp_path: Path) -> No
 
 def test_without_a_warm_up_the_first_steps_are_the_policy_s_and_have_no_updates(tmp_path: Path) -> None:
     assert FineTuning.defaults["random_steps"] == 0
-    result = train(tuned("iql", tmp_path))
+    result = train(tuned("iql", tmp_path, kwargs=EVERY_STEP))
     assert result.metrics["update_count"] == 30 + 41  # learning_starts is 20
 
 
@@ -365,7 +366,7 @@ def test_a_run_on_arrays_in_memory_is_fine_tuned_in_python(tmp_path: Path) -> No
     first = train(offline("iql", tmp_path / "first", kwargs=kwargs), dataset=data).run_dir
     with pytest.raises(ConfigError, match=r"in memory; start a run with init_from, .* and learn\(dataset=…\)"):
         fine_tuning_config(str(first), {"total_timesteps": 10})
-    config = tuned("iql", tmp_path / "then", kwargs=kwargs, init_from=first, total_timesteps=25)
+    config = tuned("iql", tmp_path / "then", kwargs=kwargs | EVERY_STEP, init_from=first, total_timesteps=25)
     result = train(config, dataset=data)
     assert result.metrics["update_count"] == 30 + 6
 

@@ -10,7 +10,7 @@ import pytest
 import rl_training
 from rl_training.experiment.checkpointing import read_checkpoint
 from rl_training.experiment.registry import get_algorithm_spec
-from tests.runs import logged, tiny, train
+from tests.runs import EVERY_STEP, logged, tiny, train
 from tests.smoke import OnlineFacts
 
 
@@ -42,7 +42,7 @@ def test_the_learning_rate_falls_and_rewards_are_scaled(tmp_path: Path) -> None:
     spec = get_algorithm_spec("flash_sac").sections
     assert spec.default("learning_rate_schedule") == {"type": "cosine", "final_factor": 0.5}
     assert (spec.default("batch_size"), spec.learner.most_first_steps) == (512, 10_000)
-    result = train(tiny("flash_sac", tmp_path))
+    result = train(tiny("flash_sac", tmp_path, kwargs=EVERY_STEP))
     assert float(logged(result.run_dir)[-1]["train/learning_rate"]) == pytest.approx(2.25e-4, rel=0.02)
     saved = read_checkpoint(result.checkpoint_path).tensors
     assert "scaling.largest" in saved["collector"]

@@ -165,7 +165,7 @@ def test_memory_bounds_the_policies_at_a_time(
 
 
 def test_from_the_command_line(home: Path) -> None:
-    options = ["--dataset", home / "logs.npz", "--updates", 20, "--bootstraps", 2, "--device", "cpu"]
+    options = ["--dataset", home / "logs.npz", "--updates", 10, "--bootstraps", 2, "--device", "cpu"]
     table = command("ope", *runs(home), *options)
     assert table.exit_code == 0, table.output
     lines = table.stdout.splitlines()
@@ -716,7 +716,7 @@ def test_a_study_says_which_trial_to_take(study: Study, home: Path) -> None:
 
 
 def test_select_from_the_command_line(study: Study) -> None:
-    words = ["select", study.folder, "--by", "fqe", "--updates", 20, "--bootstraps", 2, "--device", "cpu"]
+    words = ["select", study.folder, "--by", "fqe", "--updates", 10, "--bootstraps", 2, "--device", "cpu"]
     table = command(*words, "--anyway")
     assert table.exit_code == 0, table.output
     taken = table.stdout.splitlines()[-1]
@@ -739,8 +739,8 @@ def test_select_from_the_command_line(study: Study) -> None:
 
 
 def test_an_abstention_exits_with_5(study: Study) -> None:
-    """After 20 updates FQE cannot separate two seeds of the same configuration."""
-    words = ["select", study.folder, "--by", "fqe", "--updates", 20, "--bootstraps", 3, "--device", "cpu"]
+    """After 10 updates FQE cannot separate two seeds of the same configuration."""
+    words = ["select", study.folder, "--by", "fqe", "--updates", 10, "--bootstraps", 3, "--device", "cpu"]
     table = command(*words)
     assert table.exit_code == 5, table.output
     lines = table.stdout.splitlines()

@@ -57,6 +57,14 @@ def learner(learner_class: type[Learner]) -> Any:
     return build(learner_class)
 
 
+# For what the base class does alike for every learner: one of each regime, and one with actions of the next state.
+few_learners = pytest.mark.parametrize(
+    "learner_class",
+    mostly_slow(LEARNERS, algorithms.DQN, algorithms.SAC, algorithms.IQL, algorithms.ReBRAC, algorithms.RLPD),
+    ids=label,
+)
+
+
 def batch_for(learner: Learner | type[Learner], **options: Any) -> TransitionBatch:
     return random_batch(discrete=learner.discrete, **options)
 
@@ -204,6 +212,7 @@ def test_settings_of_adam_reach_the_step(learner: Any) -> None:
     assert all(term.isfinite() for term in update(learner, UPDATES).values())
 
 
+@few_learners
 def test_whatever_changes_the_networks_raises_their_version(learner: Any) -> None:
     versions = [learner.version]
     for change in (
@@ -216,6 +225,7 @@ def test_whatever_changes_the_networks_raises_their_version(learner: Any) -> Non
     assert versions == sorted(set(versions))
 
 
+@few_learners
 def test_an_exception_inside_a_step_leaves_the_learner_torn(learner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = copy.deepcopy(learner.state_dict())
     update(learner)
@@ -330,6 +340,7 @@ def test_the_form_of_the_message() -> None:
         algorithms.REDQ(model=build(algorithms.REDQ).model, subset_size=0)
 
 
+@few_learners
 def test_a_learning_rate_that_is_no_number_is_refused(learner_class: type[Learner]) -> None:
     model = build(learner_class).model
     for value in (math.nan, math.inf, "3e-4", None, True):
@@ -337,6 +348,7 @@ def test_a_learning_rate_that_is_no_number_is_refused(learner_class: type[Learne
         assert re.match(r"learning_rate must be a (finite )?number, got ", said), value
 
 
+@few_learners
 def test_an_unknown_hyperparameter_is_refused_with_the_nearest_name(learner_class: type[Learner]) -> None:
     with pytest.raises(ValueError, match=r"^unknown key 'learning_rat'; did you mean 'learning_rate'"):
         learner_class(model=build(learner_class).model, learning_rat=0.1)
@@ -349,11 +361,13 @@ def test_a_model_with_another_number_of_critics_is_refused(learner_class: type[L
         learner_class(model=model, num_critics=4)
 
 
+@few_learners
 def test_the_model_is_given_by_name(learner_class: type[Learner]) -> None:
     with pytest.raises(TypeError):
         learner_class(build(learner_class).model)  # type: ignore[misc]
 
 
+@few_learners
 def test_a_missing_column_is_refused_in_one_line(learner: Any) -> None:
     whole = batch_for(learner)._asdict()
     for name in ("obs", "actions", "rewards", "next_obs", "dones"):
@@ -363,6 +377,7 @@ def test_a_missing_column_is_refused_in_one_line(learner: Any) -> None:
         assert "\n" not in said
 
 
+@few_learners
 def test_scalars_are_flat(learner: Any) -> None:
     """`[B, 1]` would broadcast against `[B]` to a silent `[B, B]`."""
     batch = batch_for(learner)._asdict()
@@ -371,6 +386,7 @@ def test_scalars_are_flat(learner: Any) -> None:
         assert f"{name} must have shape (16,), got (16, 1)" in said
 
 
+@few_learners
 def test_columns_of_different_length_are_refused(learner: Any) -> None:
     batch = batch_for(learner)._asdict()
     for name in ("actions", "next_obs"):
@@ -378,6 +394,7 @@ def test_columns_of_different_length_are_refused(learner: Any) -> None:
             learner.update(batch | {name: batch[name][:-1]}, global_step=0)
 
 
+@few_learners
 def test_a_batch_is_given_as_it_is_or_by_its_columns(learner_class: type[Learner]) -> None:
     batch = batch_for(learner_class)
     whole, by_columns = build(learner_class), build(learner_class)
@@ -387,6 +404,7 @@ def test_a_batch_is_given_as_it_is_or_by_its_columns(learner_class: type[Learner
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
+@few_learners
 def test_observations_of_another_width_are_refused(learner: Any) -> None:
     batch = batch_for(learner)
     wide = batch._replace(obs=torch.zeros(16, OBS + 2), next_obs=torch.zeros(16, OBS + 2))
@@ -404,6 +422,7 @@ def test_a_batch_with_too_few_rows_is_refused(learner: Any) -> None:
     assert learner.updates == 0
 
 
+@few_learners
 def test_actions_of_another_width_are_refused(learner: Any) -> None:
     actions = torch.zeros(16, ACTIONS + 1)
     wide = batch_for(learner)._replace(actions=actions, next_actions=actions)
@@ -425,6 +444,7 @@ def test_actions_outside_their_range_are_refused(learner: Any) -> None:
     assert learner.updates == 0
 
 
+@few_learners
 def test_actions_at_their_bounds_are_accepted(learner: Any) -> None:
     batch = batch_for(learner)
     ends = (0, CHOICES - 1) if learner.discrete else (-1.0 - 1e-7, 1.0 + 1e-7)
@@ -433,6 +453,7 @@ def test_actions_at_their_bounds_are_accepted(learner: Any) -> None:
     assert learner.updates == 1
 
 
+@few_learners
 def test_a_batch_on_another_device_is_refused(learner: Any) -> None:
     """`meta` is a device every machine has; nothing can be read from it."""
     elsewhere = batch_for(learner)._asdict()
@@ -442,11 +463,13 @@ def test_a_batch_on_another_device_is_refused(learner: Any) -> None:
     assert learner.updates == 0
 
 
+@few_learners
 def test_a_negative_step_is_refused(learner: Any) -> None:
     with pytest.raises(ValueError, match="global_step must be >= 0, got -1"):
         learner.update(batch_for(learner), global_step=-1)
 
 
+@few_learners
 def test_numpy_columns_of_other_types_give_the_same_update(learner_class: type[Learner]) -> None:
     batch = batch_for(learner_class)._asdict()
     numpy: Mapping[str, Any] = {name: column.numpy() for name, column in batch.items() if column is not None}

@@ -146,7 +146,7 @@ def compare(env_id: str, kwargs: dict[str, Any], steps: int, count: int = 2, thr
 )
 def test_every_bit_is_that_of_gymnasium(case: tuple[str, dict[str, Any]]) -> None:
     env_id, kwargs = case
-    ends = compare(env_id, kwargs, steps=300)
+    ends = compare(env_id, kwargs, steps=150)
     if env_id.startswith(("Reacher", "Pusher")) or 0 < kwargs.get("max_episode_steps", 0) < 100:
         assert ends["truncated"] >= 2
     elif (

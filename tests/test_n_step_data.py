@@ -20,7 +20,7 @@ from rl_training.models.mlp_iql import MLPIQLModel
 from rl_training.runtime.offline import DataRegime
 from rl_training.runtime.offline_to_online import OfflineToOnline
 from rl_training.runtime.populations import train_population
-from tests.runs import OFFLINE, QUIET, differences, interrupted, resume, run_record, tiny, train
+from tests.runs import OFFLINE, QUIET, differences, interrupted, mostly_slow, resume, run_record, tiny, train
 from tests.test_exact_resume import assert_exact, eventful
 from tests.test_n_step import GAMMA
 from tests.test_population_runs import all_unlike, short, together
@@ -170,7 +170,7 @@ def setup_of(algo: str, folder: Path, **kwargs: Any) -> DataRegime:
     return made
 
 
-@pytest.mark.parametrize("algo", [*WITH_TARGETS, "rlpd"])
+@pytest.mark.parametrize("algo", mostly_slow([*WITH_TARGETS, "rlpd"], "iql", "rebrac", "cal_ql", "rlpd"))
 def test_the_rows_of_a_run(algo: str, tmp_path: Path) -> None:
     one, three = (setup_of(algo, tmp_path, n_step=n) for n in (1, 3))
     assert_n_step(one.dataset, three.dataset, 3)
@@ -184,7 +184,7 @@ def test_held_out_episodes_are_whole(tmp_path: Path) -> None:
     assert_n_step(one.dataset, three.dataset, 3)
 
 
-@pytest.mark.parametrize("algo", ["cql", "rlpd"])
+@pytest.mark.parametrize("algo", mostly_slow(["cql", "rlpd"], "rlpd"))  # whose first phase is offline
 def test_a_resumed_run_is_exact(algo: str, tmp_path: Path) -> None:
     assert_exact(eventful(algo, tmp_path, kwargs={"n_step": 3}), 40)
 

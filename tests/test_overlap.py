@@ -15,7 +15,7 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.populations import members_of, train_population
 from rl_training.updates.updater import Updater
 from tests.reliability.processes import Child
-from tests.runs import QUIET, KillAt, differences, resume, run_record, tiny, train, unlike
+from tests.runs import EVERY_STEP, QUIET, KillAt, differences, mostly_slow, resume, run_record, tiny, train, unlike
 from tests.test_exact_resume import assert_exact, eventful
 
 OVERLAP = {"overlap": True}
@@ -45,7 +45,7 @@ def test_an_update_sees_the_rows_up_to_the_step_before(
     num_envs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As many updates as without, at the same steps; each sees one step of all environments less."""
-    timing = {"learning_starts": 6, "buffer_capacity": 1_000}
+    timing = EVERY_STEP | {"learning_starts": 6, "buffer_capacity": 1_000}
     config = tiny("sac", tmp_path, kwargs=timing, num_envs=num_envs, total_timesteps=30)
     plain = seen_by_updates(config, monkeypatch)
     late = seen_by_updates(config.replace(algo_kwargs=config.algo_kwargs | OVERLAP), monkeypatch)
@@ -54,7 +54,7 @@ def test_an_update_sees_the_rows_up_to_the_step_before(
 
 
 def test_the_first_update_waits_for_the_first_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    timing = OVERLAP | {"learning_starts": 0, "buffer_capacity": 1_000}
+    timing = OVERLAP | EVERY_STEP | {"learning_starts": 0, "buffer_capacity": 1_000}
     seen = seen_by_updates(tiny("td3", tmp_path, kwargs=timing, total_timesteps=5), monkeypatch)
     assert seen == [1, 1, 2, 3, 4]
 
@@ -65,7 +65,9 @@ def test_it_is_recorded_and_is_another_run(tmp_path: Path) -> None:
     assert read_checkpoint(find_checkpoint(late.run_dir)).records["config"]["algo_kwargs"]["overlap"] is True
 
 
-@pytest.mark.parametrize(("algo", "num_envs"), [("sac", 1), ("dqn", 2), ("rlpd", 1)])
+@pytest.mark.parametrize(
+    ("algo", "num_envs"), mostly_slow([("sac", 1), ("dqn", 2), ("rlpd", 1)], ("dqn", 2), ("rlpd", 1))
+)
 def test_exact_resume(algo: str, num_envs: int, tmp_path: Path) -> None:
     assert_exact(overlapped(algo, tmp_path, num_envs=num_envs), 40)
 

@@ -428,7 +428,9 @@ def invoked(code: int, *words: object) -> str:
     return result.stderr.splitlines()[-1] if code else result.stdout
 
 
-def test_every_command_needs_permission(module: str, tmp_path: Path) -> None:
+def test_every_command_needs_permission(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rl_training.report.page.rendered", lambda *_: b"%PDF")  # drawing takes most of the time
+    monkeypatch.setattr("rl_training.report.page.svg_with_seeds", lambda *_: "<?xml?><svg></svg>")
     settings = "".join(f"{key}: {value}\n" for key, value in SMALL.items() if key == "eval_episodes")
     rest = "".join(f"  {key}: {value}\n" for key, value in SMALL.items() if key != "eval_episodes")
     file = tmp_path / "own.yaml"

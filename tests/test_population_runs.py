@@ -215,9 +215,8 @@ def killed(config: TrainConfig, callback: Callback, place: Path, code: int) -> s
     return child.text()
 
 
-@pytest.mark.parametrize(
-    "algo", ["sac", *(pytest.param(algo, marks=pytest.mark.slow) for algo in ALL if algo != "sac")]
-)
+@pytest.mark.slow  # by default `test_population_resume` kills the members of another run as they save
+@pytest.mark.parametrize("algo", ALL)
 def test_killed_while_the_members_save(algo: str, tmp_path: Path) -> None:
     """Two of three have written the step, one is a checkpoint behind: all go back to that."""
     config = short(algo, tmp_path / "runs", checkpoint_interval=10)

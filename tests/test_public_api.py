@@ -25,7 +25,7 @@ from rl_training.runs.session import Session
 from rl_training.runtime.loading import load_policy, open_checkpoint
 from rl_training.runtime.online import OnlineConfig
 from rl_training.runtime.workflows import evaluate_checkpoint, predict_checkpoint
-from tests.runs import ALL, OFFLINE, TINY, differences, mostly_slow, owned, tiny, train
+from tests.runs import ALL, EVERY_STEP, OFFLINE, TINY, differences, mostly_slow, owned, tiny, train
 from tests.test_offline_runtime import identity_data
 from tests.worlds import Identity
 
@@ -181,7 +181,8 @@ class Steps(Callback):
 
 
 def test_a_callback_needs_no_list(tmp_path: Path) -> None:
-    model, steps = SAC(tiny("sac", tmp_path, kwargs={"learning_starts": 5}, eval_episodes=0)), Steps()
+    kwargs = {"learning_starts": 5} | EVERY_STEP
+    model, steps = SAC(tiny("sac", tmp_path, kwargs=kwargs, eval_episodes=0)), Steps()
     model.learn(5, callbacks=steps, progress_bar=False)
     assert steps.seen == 5
     model.resume(7, callbacks=steps)

@@ -21,7 +21,18 @@ from rl_training.experiment.files import SCHEMA
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runs.session import TrainResult
 from rl_training.runs.state import config_of, read_run_checkpoint
-from tests.runs import ALL, differences, interrupted, logged, resume, run_record, tiny, train, trainer_state
+from tests.runs import (
+    ALL,
+    differences,
+    interrupted,
+    logged,
+    mostly_slow,
+    resume,
+    run_record,
+    tiny,
+    train,
+    trainer_state,
+)
 
 GOLDEN = Path(__file__).parent / "reliability" / "golden" / "format_1"
 ONLINE_0_1 = {"dqn": 1_000, "ddpg": 1_000, "td3": 25_000, "sac": 10_000, "tqc": 1_000, "redq": 5_000, "rlpd": 5_000}
@@ -34,7 +45,7 @@ def with_other_defaults(monkeypatch: pytest.MonkeyPatch, algo: str, **defaults: 
     monkeypatch.setitem(registry._SPECS, algo, dataclasses.replace(spec, kinds=(sections,)))
 
 
-@pytest.mark.parametrize("algo", ALL)
+@pytest.mark.parametrize("algo", mostly_slow(ALL, "dqn", "sac", "iql", "rlpd"))
 def test_a_checkpoint_holds_every_setting(algo: str, finished: Callable[..., TrainResult], tmp_path: Path) -> None:
     config = tiny(algo, tmp_path, total_timesteps=25, eval_episodes=0)
     trained = finished(algo, total_timesteps=25, eval_episodes=0)

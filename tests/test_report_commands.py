@@ -11,6 +11,7 @@ from rl_training.cli import main
 from rl_training.study.packing import pack_study
 from tests.report_files import two_methods, write_run
 from tests.report_pages import require_alone
+from tests.runs import mostly_slow
 from tests.studies import study_in
 
 
@@ -41,7 +42,7 @@ def test_the_command_on_a_packed_study(
     require_alone(out.read_text())
 
 
-@pytest.mark.parametrize("kind", ["svg", "pdf", "png"])
+@pytest.mark.parametrize("kind", mostly_slow(["svg", "pdf", "png"], "svg", "pdf"))
 def test_plot(tmp_path: Path, kind: str) -> None:
     folder = two_methods(tmp_path / "runs", ("Pendulum-v1", "Hopper-v5"), seeds=2)
     out = tmp_path / f"curve.{kind}"

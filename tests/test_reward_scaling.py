@@ -75,7 +75,7 @@ def test_an_update_sees_scaled_rewards_and_the_buffer_keeps_raw_ones() -> None:
     torch.testing.assert_close(seen.rewards, batch.rewards * float(returns.scale))
 
 
-@pytest.mark.parametrize("algo", mostly_slow(ONLINE, "dqn", "sac"))
+@pytest.mark.parametrize("algo", mostly_slow(ONLINE, "sac"))
 def test_a_resumed_run_is_exact(algo: str, tmp_path: Path) -> None:
     checkpoint = assert_exact(eventful(algo, tmp_path, num_envs=2, kwargs=SCALED), 40).checkpoint_path
     scale = read_checkpoint(checkpoint).tensors["networks"]["rewards.scale"]

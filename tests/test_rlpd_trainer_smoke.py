@@ -13,7 +13,7 @@ from rl_training.algorithms import RLPD
 from rl_training.data.sources import MixedSource
 from rl_training.data.transitions import TransitionBatch
 from rl_training.experiment.checkpointing import read_checkpoint
-from tests.runs import ShortRun, interrupted, logged, replay_rows, resume, short_run, tiny, train
+from tests.runs import EVERY_STEP, ShortRun, interrupted, logged, replay_rows, resume, short_run, tiny, train
 
 METRICS = {"critic_loss", "actor_loss", "target_q_mean", "entropy_term"}
 
@@ -55,7 +55,7 @@ def test_each_minibatch_holds_its_share(tmp_path: Path, monkeypatch: pytest.Monk
         return rows
 
     monkeypatch.setattr(MixedSource, "sample_rows", watched)
-    kwargs = {"offline_batch_ratio": ratio, "offline_pretrain_updates": 0}
+    kwargs = {"offline_batch_ratio": ratio, "offline_pretrain_updates": 0} | EVERY_STEP
     train(tiny("rlpd", tmp_path, kwargs=kwargs, total_timesteps=30, eval_episodes=0))
     assert shares == [round(16 * ratio)] * 11
 
@@ -67,7 +67,7 @@ def test_the_actor_moves_once_per_environment_step(
     tmp_path: Path, algo: str, delay: int | None, actor_steps: int
 ) -> None:
     """Eleven steps earn updates, four each; `policy_delay` changes how many of them move the actor."""
-    kwargs = {"gradient_updates_per_step": 4, "policy_delay": delay, "num_critics": 3}
+    kwargs = {"gradient_updates_per_step": 4, "policy_delay": delay, "num_critics": 3} | EVERY_STEP
     if algo == "rlpd":
         kwargs["offline_pretrain_updates"] = 0
     result = train(tiny(algo, tmp_path, kwargs=kwargs, total_timesteps=30, eval_episodes=0))

@@ -14,7 +14,7 @@ from rl_training.errors import ConfigError
 from rl_training.runs.callbacks import Callback
 from rl_training.runs.session import Session
 from rl_training.updates.schedules import OptimizationConfig
-from tests.runs import ALL, OFFLINE, logged, mostly_slow, resume, run_record, tiny, train
+from tests.runs import ALL, EVERY_STEP, OFFLINE, logged, mostly_slow, resume, run_record, tiny, train
 
 
 def factor(update: int, total: int, **settings: Any) -> float:
@@ -120,7 +120,7 @@ def test_the_others_keep_their_rate_unless_told_otherwise(algo: str, tmp_path: P
 
 def test_online_schedules_count_updates_not_steps(tmp_path: Path) -> None:
     """Updates start with step 20; 41 of them until step 60."""
-    config = tiny("sac", tmp_path, kwargs={"learning_rate_schedule": "linear"}, eval_episodes=0)
+    config = tiny("sac", tmp_path, kwargs={"learning_rate_schedule": "linear"} | EVERY_STEP, eval_episodes=0)
     reported = [float(row["train/learning_rate"]) for row in logged(train(config).run_dir)]
     assert reported == pytest.approx([3e-4 * (1 - update / 41) for update in (0, 20, 40)], rel=1e-5)
 
@@ -138,7 +138,7 @@ def test_rates_are_restored_before_the_next_update(tmp_path: Path) -> None:
 
 def test_a_schedule_counts_the_updates_made_and_those_still_due(tmp_path: Path) -> None:
     """Also if a resumed run makes fewer updates per step than before."""
-    kwargs = {"learning_rate_schedule": "linear", "gradient_updates_per_step": 4, "learning_starts": 0}
+    kwargs = {"learning_rate_schedule": "linear", "gradient_updates_per_step": 4, "learning_starts": 0} | EVERY_STEP
     fields: dict[str, Any] = {
         "total_timesteps": 20,
         "eval_episodes": 0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from rl_training.experiment.logging import CsvSink
 from rl_training.runs.callbacks import Callback
 from rl_training.runs.session import Session
 from rl_training.runs.spec import RunOptions
-from tests.runs import resume, run_record, tiny, train
+from tests.runs import mostly_slow, resume, run_record, tiny, train
 from tests.studies import contents
 
 
@@ -95,8 +96,10 @@ def without_events(run: Path) -> dict[str, str]:
     return {name: digest for name, digest in contents(run).items() if not name.startswith("tb/")}
 
 
-@pytest.mark.parametrize("algo", ["dqn", "bc"])
-@pytest.mark.parametrize("lost_at", [10, 25, 30])
+@pytest.mark.parametrize(
+    ("lost_at", "algo"),
+    mostly_slow(itertools.product([10, 25, 30], ["dqn", "bc"]), (10, "bc"), (25, "dqn"), (30, "bc")),
+)
 def test_a_run_that_was_taken_over_ends_and_leaves_its_folder_as_it_was(
     tmp_path: Path, algo: str, lost_at: int
 ) -> None:

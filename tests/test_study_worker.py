@@ -380,14 +380,15 @@ def test_a_disk_that_cannot_be_written_to_is_one_line(tmp_path: Path) -> None:
 
 
 def test_a_group_that_was_killed_half_way_goes_on_together(tmp_path: Path) -> None:
-    folder = planned(tmp_path / "a", set=LONGER, population=2)
+    settings = LONGER | {"total_timesteps": 300}
+    folder = planned(tmp_path / "a", set=settings, population=2)
     _, second = homes(folder)
     child = Child(lambda: work(folder), tmp_path / "output")
     wait_for(lambda: checkpoint_names(second))
     child.kill()
     assert [run_record(home)["status"] for home in homes(folder)] == ["running", "running"]
     assert Study(folder).run().counts["done"] == 2
-    study_in(tmp_path / "b", set=LONGER, population=2).run()
+    study_in(tmp_path / "b", set=settings, population=2).run()
     assert differing(folder, tmp_path / "b" / "tiny") == []
 
 

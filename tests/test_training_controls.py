@@ -22,7 +22,7 @@ from rl_training.runs.state import config_of, read_run_checkpoint
 from rl_training.runtime.controls import ControlConfig, EarlyStopping, build_control_callbacks
 from rl_training.runtime.offline import BudgetConfig, updates_per_epoch
 from rl_training.runtime.online import OnlineConfig
-from tests.runs import logged, mostly_slow, resume, run_record, tiny, train, trainer_state
+from tests.runs import EVERY_STEP, logged, mostly_slow, resume, run_record, tiny, train, trainer_state
 from tests.worlds import SCRIPTED
 
 LOOPS = ["sac", "bc", "rlpd"]  # online, offline, both
@@ -126,7 +126,7 @@ def test_updates_earned_do_not_depend_on_how_the_steps_were_taken(
 
 
 def test_automatic_learning_starts_are_recorded_and_stay_if_the_total_grows(tmp_path: Path) -> None:
-    kwargs = {"learning_starts": "auto"}
+    kwargs = {"learning_starts": "auto"} | EVERY_STEP
     result = train(tiny("sac", tmp_path, kwargs=kwargs, total_timesteps=60, checkpoint_interval=30))
     assert "learning_starts: 6\n" in (result.run_dir / "config.resolved.yaml").read_text(encoding="utf-8")
     assert result.metrics["update_count"] == 55
@@ -211,7 +211,7 @@ def test_patience_starts_anew_with_a_raised_budget(tmp_path: Path) -> None:
 )
 def test_rlpd_s_budgets(budget: dict[str, int], pretrained: int, updates: int, tmp_path: Path) -> None:
     """30 updates on 100 rows of prior data in batches of 16, then one per step from the 20th to the 60th."""
-    metrics = train(tiny("rlpd", tmp_path, kwargs=budget, eval_episodes=0)).metrics
+    metrics = train(tiny("rlpd", tmp_path, kwargs=budget | EVERY_STEP, eval_episodes=0)).metrics
     assert (metrics["pretrain_updates_done"], metrics["update_count"]) == (pretrained, updates)
 
 

@@ -18,7 +18,7 @@ from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_s
 from rl_training.models.mlp import NetworkShape
 from rl_training.runtime.loading import LoadedPolicy
 from rl_training.spaces import SpaceSpec
-from tests.runs import TINY, owned
+from tests.runs import TINY, mostly_slow, owned
 
 CONTINUOUS = [spec.name for spec in list_algorithm_specs() if not spec.learner.discrete]
 LARGEST = {
@@ -64,7 +64,11 @@ class Shell(gym.Env[Any, Any]):
         self.observation_space, self.action_space = gym.spaces.Box(-1, 1, (3,)), box
 
 
-@pytest.mark.parametrize("algo", CONTINUOUS)
+# By default each kind of policy, in each regime.
+@pytest.mark.parametrize(
+    "algo",
+    mostly_slow(CONTINUOUS, "td3", "sac", "crossq", "flash_sac", "bc", "td3_bc", "iql", "cql", "fql", "rlpd"),
+)
 @settings(max_examples=25, deadline=None)
 @given(box=boxes(), obs=OBSERVATIONS, deterministic=st.booleans())
 def test_predicted_actions_are_inside_any_box(

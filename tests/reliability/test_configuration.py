@@ -15,6 +15,7 @@ from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig, load_config
 from rl_training.experiment.registry import get_algorithm_spec, resolve
 from rl_training.runs.session import TrainResult
+from tests.reliability.selection import REGIMES
 from tests.runs import ALL, mostly_slow, tiny
 
 PLACE = "algo_kwargs."
@@ -85,7 +86,7 @@ def test_every_misspelt_setting_is_told_the_right_one(algo: str, tmp_path: Path)
         assert f"did you mean {key.removeprefix(PLACE)!r}?" in message
 
 
-@pytest.mark.parametrize("algo", ALL)
+@pytest.mark.parametrize("algo", mostly_slow(ALL, "dqn", *REGIMES))  # the parser knows no algorithm
 def test_a_setting_given_twice_is_refused(algo: str, tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     for key in keys_of(algo):
@@ -117,7 +118,7 @@ def test_every_bound_is_kept(algo: str, tmp_path: Path) -> None:
         assert message.endswith(f"got {value!r}")
 
 
-@pytest.mark.parametrize("algo", ALL)
+@pytest.mark.parametrize("algo", mostly_slow(ALL, "dqn", *REGIMES))
 def test_the_resolved_configuration_in_the_run_gives_the_same_run(
     algo: str, finished: Callable[..., TrainResult]
 ) -> None:

@@ -19,7 +19,7 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.runs.callbacks import Callback
 from rl_training.runs.session import Session
 from tests.reliability.faulty_worlds import FAULTY
-from tests.runs import ALL, OFFLINE, ONLINE, mostly_slow, run_record, tiny, train
+from tests.runs import ALL, EVERY_STEP, OFFLINE, ONLINE, mostly_slow, owned, run_record, tiny, train
 
 
 def assert_finite_checkpoints(run: Path) -> list[str]:
@@ -77,6 +77,7 @@ def test_a_bad_parameter_reaches_no_checkpoint(algo: str, tmp_path: Path) -> Non
 def test_an_absurd_learning_rate(algo: str, tmp_path: Path) -> None:
     """Every update overshoots by 1e12; whatever breaks first is named, and no file holds it."""
     kwargs = {"learning_rate": 1e12, "alpha": "auto"} if algo in ("sac", "tqc", "redq") else {"learning_rate": 1e12}
+    kwargs |= owned(algo, EVERY_STEP)
     config = tiny(
         algo, tmp_path, kwargs=kwargs, total_timesteps=400, checkpoint_interval=10, log_interval=10, eval_episodes=0
     )

@@ -35,7 +35,7 @@ from rl_training.seeding import TRAINING, episode_seed
 from tests.reliability.faulty_worlds import FAULTY, IMPORTABLE
 from tests.reliability.forks import start_env
 from tests.reliability.processes import Child, command
-from tests.runs import ONLINE, interrupted, resume, run_record, tiny, train
+from tests.runs import ONLINE, interrupted, mostly_slow, resume, run_record, tiny, train
 
 
 def config_of(algo: str, folder: Path, **fields: Any) -> TrainConfig:
@@ -43,7 +43,7 @@ def config_of(algo: str, folder: Path, **fields: Any) -> TrainConfig:
     return tiny(algo, folder, env_id=FAULTY, eval_episodes=0, kwargs=kwargs, **fields)
 
 
-@pytest.mark.parametrize("algo", [*ONLINE, "rlpd"])
+@pytest.mark.parametrize("algo", mostly_slow([*ONLINE, "rlpd"], "dqn", "sac", "rlpd"))
 def test_one_that_raises_in_this_process(algo: str, tmp_path: Path) -> None:
     """Its 38th step is the 13th of its second episode."""
     faults = {"at": 38, "how": "raise", "discrete": algo == "dqn"}
