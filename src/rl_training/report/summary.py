@@ -48,7 +48,7 @@ class Result:
     chosen: Estimate  # `last` or `best`, as selected by the options
     threshold: float | None
     reached: int  # number of runs that reached the threshold
-    steps_to: float | None  # median steps until the threshold, if at least half of the runs reached it
+    steps_to: float | None  # median steps until the threshold, if more than half of the runs reached it
     step: float  # median step of the last evaluation
 
     @property
