@@ -159,7 +159,8 @@ def test_a_schedule_counts_the_updates_made_and_those_still_due(tmp_path: Path) 
         ("sac", {"learning_rate_schedule": "cosine"}, "the learning-rate schedule"),
         ("iql", {}, "the learning-rate schedule"),
         ("dqn", {}, "exploration"),
-        ("dqn", {"warmup_steps": 5}, "the learning-rate schedule and exploration"),
+        ("dqn", {"warmup_steps": 5}, "exploration"),  # a warm-up does not depend on the total
+        ("dqn", {"learning_rate_schedule": "linear"}, "the learning-rate schedule and exploration"),
         ("sac", {}, ""),
     ],
 )

@@ -169,8 +169,8 @@ def _announce_longer_schedules(session: Session, spec: RunSpec, changes: Changes
     over = ("offline_pretrain_updates", "max_epochs") if session.clock.phase == "online" else ()
     totals = {name.rpartition(".")[2]: name for name in changes.settings}
     changed = {name: changes.settings[name] for key, name in totals.items() if key in _TOTALS and key not in over}
-    schedule = spec.resolved[OptimizationConfig]
-    stretched = ["the learning-rate schedule"] if changed and not schedule.constant else []
+    schedule = spec.resolved[OptimizationConfig].learning_rate_schedule.type
+    stretched = ["the learning-rate schedule"] if changed and schedule != "constant" else []
     stretched += ["exploration"] if "total_timesteps" in changed and session.learner.explores_by_progress else []
     if stretched:
         session.say(
@@ -178,7 +178,6 @@ def _announce_longer_schedules(session: Session, spec: RunSpec, changes: Changes
             f"{'stretches' if len(stretched) == 1 else 'stretch'} over the new total, so this run "
             "differs from one that had this total from the start"
         )
-    if "exploration" in stretched or (stretched and schedule.learning_rate_schedule.type != "constant"):
         session.record_inexact([f"schedules have changed: {Changes(changed)}"])
 
 
