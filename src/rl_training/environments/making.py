@@ -170,7 +170,10 @@ def _actions(name: str, space: gym.Space[Any], discrete: bool | None) -> dict[st
             )
         return {"num_actions": int(space.n), "start": int(space.start), "action_dtype": str(space.dtype)}
     if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
-        raise env_error(f"{name} has actions {space}; a flat Box or Discrete is needed")
+        raise env_error(
+            f"{name} has actions {' '.join(str(space).split())}; a flat Box or Discrete is needed: use an action "
+            "wrapper of your own: wrappers: [module:Class]"
+        )
     if discrete:
         raise env_error(f"{name} has continuous actions and dqn needs discrete ones; use sac or td3")
     if not np.issubdtype(space.dtype, np.floating):
