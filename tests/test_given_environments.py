@@ -252,6 +252,8 @@ def test_such_a_run_resumes_exactly_when_it_is_given_again(given: Any, tmp_path:
         resume_training(short.run_dir, changes={"total_timesteps": 60}, quiet=True)
     with pytest.raises(ConfigError, match=rf"^env_id: {refused}.* rl_training\.load\(path, env=…\)"):
         SAC.load(short.run_dir).resume(60, progress_bar=False)
+    with pytest.raises(ConfigError, match=r"^eval_env: .*:Point' would .* rl_training\.load\(path, eval_env=…\)"):
+        SAC.load(short.run_dir, env=Point).evaluate(num_episodes=1)
     model = SAC.load(short.run_dir)
     resumed = model.resume(60, progress_bar=False, env=Point() if given == "object" else given, eval_env=Point)
     assert resumed.run_dir == short.run_dir

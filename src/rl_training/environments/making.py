@@ -48,15 +48,19 @@ def _bare(config: EnvSettings, given: UserEnvironments | None) -> gym.Env[Any, A
         return given.env(kwargs)
     if env_id is None:
         raise env_error("this needs an environment; set env_id")
+    argument = "env" if given is None else given.argument
+    key = "env_id" if argument == "env" else argument
     if "env_id" in config.given_envs:
         raise env_error(
             f"{env_id} was given as a Python object and cannot be made by its name; give it again, as in "
-            "rl_training.load(path, env=…), or name its class: --set env_id=module:Class --allow-import"
+            f"rl_training.load(path, {argument}=…), or name its class: --set {key}=module:Class --allow-import",
+            key,
         )
     if ":" in env_id and not config.allow_import:
         raise env_error(
             f"{env_id!r} would import the module {env_id.split(':')[0]!r}; allow it with --allow-import, "
-            "or give the class in Python, as in rl_training.load(path, env=…)"
+            f"or give the class in Python, as in rl_training.load(path, {argument}=…)",
+            key,
         )
     try:
         with current_folder() if config.allow_import else nullcontext():
