@@ -220,11 +220,12 @@ def test_an_environment_of_several_simulations_needs_an_adapter() -> None:
         SAC(Several())
 
 
-def test_a_vector_environment(tmp_path: Path) -> None:
+def test_a_vector_environment(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """It is adapted; the number of its environments is that of the run."""
     model = SAC(gym.vector.SyncVectorEnv([Point, Point]), **tiny(tmp_path))
     assert model.config.num_envs == 2
     assert model.learn(60, progress_bar=False).metrics["global_step"] == 60
+    assert "do not save their state; pass an id or a class, and num_envs" in capfd.readouterr().err
 
 
 def test_a_vector_environment_of_one_object_is_refused() -> None:
