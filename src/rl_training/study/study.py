@@ -206,8 +206,9 @@ class Study:
     ) -> Best:
         """The configuration with the highest `metric`, or the `lowest`, averaged over its seeds `by` a robust mean.
 
-        Only configurations whose trials are all done are compared. If the study has several tasks, name one as its
-        file does, or an environment: returns in different environments cannot be compared.
+        Only configurations whose trials are all done are compared; of a tuning, those that are confirmed, by their
+        fresh seeds. If the study has several tasks, name one as its file does, or an environment: returns in
+        different environments cannot be compared.
         """
         if by not in _MEASURES:
             raise ConfigError(f"by must be one of {', '.join(_MEASURES)}, got {by!r}")
@@ -254,9 +255,11 @@ class Study:
         )
         incomplete = [group for key, group in groups.items() if key not in scores]
         best = max(scores.values())
+        confirmed = sum(map(len, groups.values())) == len(records)
+        unconfirmed = () if confirmed else ("configurations that the tuning has not confirmed are left out",)
         return replace(
             found,
-            notes=tuple(text for group in incomplete for text in _left_out(group)),
+            notes=(*unconfirmed, *(text for group in incomplete for text in _left_out(group))),
             warnings=tuple(text for group in incomplete for text in _better_so_far(group, RETURN, best)),
         )
 
@@ -287,13 +290,24 @@ def _environment(record: dict[str, Any]) -> str | None:
 def _scored(
     records: Sequence[dict[str, Any]], metric: str, by: By
 ) -> tuple[dict[str, list[dict[str, Any]]], dict[str, float]]:
-    """The records of each configuration, and the scores of those whose trials are all done and have the metric."""
+    """The records of each configuration, and the scores of those whose trials are all done and have the metric.
+
+    Configurations that a tuning has not confirmed are left out; the fresh seeds of the others are compared.
+    """
     groups: dict[str, list[dict[str, Any]]] = {}
     for record in records:
         groups.setdefault(record["hash"], []).append(record)
-    values = {key: [record["metrics"].get(metric) for record in group] for key, group in groups.items()}
-    complete = {key: [float(value) for value in some] for key, some in values.items() if None not in some}
-    return groups, {key: _MEASURES[by](some) for key, some in complete.items()}
+    seeds = {key: frozenset(record["seed"] for record in group) for key, group in groups.items()}
+    widest, shared = max(seeds.values(), key=len), frozenset.intersection(*seeds.values())
+    fresh = widest - shared if all(some <= widest for some in seeds.values()) else frozenset()
+    if fresh:
+        groups = {key: group for key, group in groups.items() if seeds[key] == widest}
+    values = {key: {one["seed"]: one["metrics"].get(metric) for one in group} for key, group in groups.items()}
+    complete = {key: some for key, some in values.items() if None not in some.values()}
+    return groups, {
+        key: _MEASURES[by]([float(value) for seed, value in some.items() if seed in (fresh or some)])
+        for key, some in complete.items()
+    }
 
 
 def _left_out(group: Sequence[dict[str, Any]]) -> list[str]:
