@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from rl_training.errors import ConfigError, RLTrainingError, one_line
+from rl_training.errors import ConfigError, RLTrainingError, nearest, one_line
 from rl_training.settings import at_home
 from rl_training.study.plan import Plan, read_plan
 from rl_training.study.status import StudyStatus, TrialStatus, read_status
@@ -212,9 +212,12 @@ class Study:
         """
         if by not in _MEASURES:
             raise ConfigError(f"by must be one of {', '.join(_MEASURES)}, got {by!r}")
-        groups, scores = _scored(_of_task(self.frame(), task, "best"), metric, by)
+        records = _of_task(self.frame(), task, "best")
+        groups, scores = _scored(records, metric, by)
         if not scores:
-            raise ConfigError(f"{self.folder}: no configuration has all its trials done with a {metric}")
+            known = {name for record in records for name in record["metrics"]}
+            hint = "" if metric in known else nearest(metric, known, 0.5)
+            raise ConfigError(f"{self.folder}: no configuration has all its trials done with a {metric}{hint}")
         found = (min if lowest else max)(scores, key=lambda key: scores[key])
         missing = [group[0]["settings"] for key, group in groups.items() if key not in scores]
         return Best(groups[found][0]["settings"], scores[found], groups[found], missing)
