@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from rl_training.errors import ConfigError, RLTrainingError, nearest, one_line
+from rl_training.experiment.metric_names import METRICS
 from rl_training.settings import at_home
 from rl_training.study.plan import Plan, read_plan
 from rl_training.study.status import StudyStatus, TrialStatus, read_status
@@ -213,10 +214,11 @@ class Study:
         if by not in _MEASURES:
             raise ConfigError(f"by must be one of {', '.join(_MEASURES)}, got {by!r}")
         records = _of_task(self.frame(), task, "best")
+        metric = {one.tag: one.name for one in METRICS if one.tag}.get(metric, metric)
         groups, scores = _scored(records, metric, by)
         if not scores:
             known = {name for record in records for name in record["metrics"]}
-            hint = "" if metric in known else nearest(metric, known, 0.5)
+            hint = "" if metric in known else nearest(metric, known)
             raise ConfigError(f"{self.folder}: no configuration has all its trials done with a {metric}{hint}")
         found = (min if lowest else max)(scores, key=lambda key: scores[key])
         missing = [group[0]["settings"] for key, group in groups.items() if key not in scores]
