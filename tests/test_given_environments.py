@@ -220,11 +220,12 @@ def test_an_environment_of_several_simulations_needs_an_adapter() -> None:
         SAC(Several())
 
 
-def test_a_vector_environment(tmp_path: Path) -> None:
+def test_a_vector_environment(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """It is adapted; the number of its environments is that of the run."""
     model = SAC(gym.vector.SyncVectorEnv([Point, Point]), **tiny(tmp_path))
     assert model.config.num_envs == 2
     assert model.learn(60, progress_bar=False).metrics["global_step"] == 60
+    assert "do not save their state; pass an id or a class, and num_envs" in capfd.readouterr().err
 
 
 def test_a_vector_environment_of_one_object_is_refused() -> None:
@@ -252,6 +253,8 @@ def test_such_a_run_resumes_exactly_when_it_is_given_again(given: Any, tmp_path:
         resume_training(short.run_dir, changes={"total_timesteps": 60}, quiet=True)
     with pytest.raises(ConfigError, match=rf"^env_id: {refused}.* rl_training\.load\(path, env=…\)"):
         SAC.load(short.run_dir).resume(60, progress_bar=False)
+    with pytest.raises(ConfigError, match=r"^eval_env: .*:Point' would .* rl_training\.load\(path, eval_env=…\)"):
+        SAC.load(short.run_dir, env=Point).evaluate(num_episodes=1)
     model = SAC.load(short.run_dir)
     resumed = model.resume(60, progress_bar=False, env=Point() if given == "object" else given, eval_env=Point)
     assert resumed.run_dir == short.run_dir

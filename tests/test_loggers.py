@@ -193,6 +193,19 @@ def test_learn_and_resume_take_loggers(tmp_path: Path) -> None:
     assert rl_training.Logger is Logger
 
 
+class Named(Diary):
+    def open(self, run: RunFacts) -> None:
+        super().open(run)
+        self.name = run.name
+
+
+def test_a_logger_may_keep_the_name_of_its_run(tmp_path: Path) -> None:
+    logger = Named()
+    BC(tiny("bc", tmp_path, **EVERY)).learn(20, progress_bar=False, loggers=logger)
+    assert logger.name == logger.facts[0].name
+    assert {row.step for row in logger.rows} == {10, 20}
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -30,6 +30,7 @@ SPACES = {
     "tuple": gym.spaces.Tuple([gym.spaces.Discrete(2), BOX]),
     "discrete": gym.spaces.Discrete(5, start=-1),
     "multidiscrete": gym.spaces.MultiDiscrete([3, 2], start=[1, 7]),
+    "bits": gym.spaces.MultiBinary([2, 3]),
 }
 
 
@@ -71,6 +72,8 @@ def test_observations_with_parts_are_flattened_as_gymnasium_does(name: str, tmp_
     np.testing.assert_allclose(found, wanted, atol=1e-6)
     if name in ("dict", "tuple"):
         np.testing.assert_allclose(policy(drawn), wanted, atol=1e-6)
+    else:
+        np.testing.assert_allclose(policy(np.stack(drawn)), wanted, atol=1e-6)
 
 
 def test_a_dictionary_of_batches_in_any_order(tmp_path: Path) -> None:

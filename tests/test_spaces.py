@@ -141,6 +141,12 @@ FLAT = gym.spaces.Box(-1, 1, (3,))
         (FLAT, FLAT, True, "needs discrete ones"),
         (FLAT, gym.spaces.Box(-np.inf, np.inf, (2,)), False, "unbounded"),
         (FLAT, gym.spaces.Box(-1, 1, (2, 2)), False, "a flat Box or Discrete"),
+        (
+            FLAT,
+            gym.spaces.Box(-np.eye(2), np.ones((2, 2)), dtype=np.float64),
+            False,
+            "use an action wrapper of your own",
+        ),
         (FLAT, gym.spaces.MultiDiscrete([2, 2]), False, "a flat Box or Discrete"),
         (FLAT, gym.spaces.Box(0, 9, (2,), np.int32), False, "floating-point Box"),
     ],

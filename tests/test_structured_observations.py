@@ -126,6 +126,20 @@ def test_whole_numbers_of_a_discrete_space_are_a_batch(count: int) -> None:
         spaces.observations(np.array([0, 9]))
 
 
+@pytest.mark.parametrize("name", ["choices", "grid of bits", "tuple"])
+def test_batches_of_other_spaces_as_vector_environments_return_them(name: str) -> None:
+    spaces, space = read_spaces(Shaped(SPACES[name])), SPACES[name]
+    space.seed(0)
+    for count in (1, 2, 3, 5):
+        several = [space.sample() for _ in range(count)]
+        flat = np.stack([np.asarray(flatten(space, one), np.float32) for one in several])
+        batch = tuple(map(np.stack, zip(*several))) if name == "tuple" else np.stack(several)
+        assert np.array_equal(spaces.observations(batch), flat)
+        assert not spaces.is_single(batch)
+    with pytest.raises(ConfigError, match="obs"):
+        spaces.observations([[1, 0], [1]])
+
+
 def test_a_dictionary_of_unequal_or_empty_batches_is_refused() -> None:
     spaces = read_spaces(Shaped(SPACES["unsorted"]))
     for obs in ({"z": [[0.5], [0.1]], "a": [1]}, {"z": np.zeros((0, 1)), "a": np.zeros(0, int)}):

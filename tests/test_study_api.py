@@ -85,6 +85,9 @@ def test_what_is_not_complete_is_not_compared(study: Study, monkeypatch: pytest.
     assert (best.settings, best.incomplete) == ({"gamma": 0.5}, [{"gamma": 0.99}])
     with pytest.raises(ConfigError, match="no configuration has all its trials done with a x"):
         study.best("x")
+    with pytest.raises(ConfigError, match=r"done with a eval_return_men; did you mean 'eval_return_mean'\?$"):
+        study.best("eval_return_men")
+    assert study.best("eval/mean_reward") == best  # its name in the log
     with pytest.raises(ConfigError, match="by must be one of iqm, mean, median, min"):
         study.best(by="mode")  # type: ignore[arg-type]
 

@@ -83,6 +83,7 @@ def test_seeds(value: Any, seeds: tuple[int, ...]) -> None:
     ("fields", "words"),
     [
         ({"sedes": [1]}, "unknown key 'sedes'; did you mean 'seeds'?"),
+        ({"space": {"gamma": [0.9]}}, "unknown key 'space'; it is a key of a tuning: use rl-training tune"),
         ({"lst": [{"gamma": 0.9}]}, "unknown key 'lst'; did you mean 'list'?"),
         ({"seeds": [0, 0]}, "seeds: 0 is given twice"),
         ({"seeds": "3..1"}, "seeds must go upwards"),

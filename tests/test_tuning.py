@@ -89,6 +89,18 @@ def test_the_best_and_the_base_are_confirmed_on_fresh_seeds_alone(done: tuple[Tu
     assert result.base.loss == result.base.value - result.base.confirmed.mean
 
 
+def test_a_selection_in_its_folder_is_one_of_the_confirmed(done: tuple[Tuning, TuningResult]) -> None:
+    tuning, result = done
+    chosen = Study(tuning.folder).select("return")
+    assert chosen.trial is not None
+    assert result.best.confirmed is not None
+    assert chosen.scores[chosen.trial] == result.best.confirmed.value
+    fresh = {one["trial"] for one in Study(tuning.folder).frame() if one["seed"] == 100}
+    assert {name for name in chosen.scores if name.endswith("__s100")} == fresh
+    assert len(chosen.scores) == 4 * len(fresh)
+    assert chosen.notes == ("configurations that the tuning has not confirmed are left out",)
+
+
 def test_again_does_nothing_and_tells_the_same(done: tuple[Tuning, TuningResult]) -> None:
     tuning, result = done
     before = contents(tuning.folder / "runs")
@@ -212,6 +224,21 @@ def test_many_seeds_count_by_their_interquartile_mean(tmp_path: Path, instant: l
     result = instantly(tmp_path, trials=1, seeds="0..3", confirm=None).run()
     low, middle, other, high = sorted(map(float, result.base.values))
     assert result.base.value == (middle + other) / 2 != (low + middle + other + high) / 4
+
+
+def test_the_best_of_its_study_is_compared_by_the_fresh_seeds(
+    tmp_path: Path, instant: list[tuple[float, int]]
+) -> None:
+    """Fresh seeds that are harder than the first ones do not favour trials that did not run on them."""
+    space = {"learning_rate": {"low": 9e-4, "high": 1.1e-3}}
+    tuning = instantly(tmp_path, space=space, confirm={"best": 1, "seeds": [13, 26]})
+    result = tuning.run()
+    assert result.best.confirmed is not None
+    assert all(one.value > result.best.confirmed.value + 3 for one in result.trials[1:] if one.value is not None)
+    best = Study(tuning.folder).best()
+    assert (best.settings, best.score) == (result.best.settings, result.best.confirmed.value)
+    assert [record["seed"] for record in best.trials] == [0, 1, 13, 26]
+    assert best.incomplete == []
 
 
 def test_with_workers_trials_are_asked_together(

@@ -76,7 +76,7 @@ def test_a_metric_has_its_name_in_results_or_in_the_log() -> None:
     ("fields", "words"),
     [
         ({"trails": 4}, "unknown key 'trails'; did you mean 'trials'?"),
-        ({"grid": {"gamma": [0.9]}}, "unknown key 'grid'"),
+        ({"grid": {"gamma": [0.9]}}, "unknown key 'grid'; it is a key of a study: use rl-training sweep"),
         ({"base": None}, "base must be a string"),
         ({"seeds": None}, "seeds must be a range such as 0..9"),
         ({"trials": 0}, "trials must be >= 1, got 0"),

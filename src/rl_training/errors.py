@@ -97,7 +97,8 @@ class MissingDependencyError(ConfigError):
     """A feature needs an optional package; the message contains the install command."""
 
 
-# Names of settings in Stable-Baselines3, d3rlpy and CORL, with the names here or, if there is none, a remedy.
+# Names of settings in Stable-Baselines3, d3rlpy and CORL, and keys of studies and tunings, with the names here or,
+# if there is none, a remedy.
 _OTHER_LIBRARIES = {
     **dict.fromkeys(("net_arch", "hidden_dim", "actor_encoder_factory", "critic_encoder_factory"), "hidden_sizes"),
     **dict.fromkeys(("policy_kwargs", "features_extractor_class"), "hidden_sizes"),
@@ -156,6 +157,9 @@ _OTHER_LIBRARIES = {
     "frac": "top_fraction",
     "action_scaler": "actions are scaled by the actuator's bounds; leave it out",
     "compile_graph": "acceleration",
+    **dict.fromkeys(("grid", "zip", "list", "tasks"), "it is a key of a study: use rl-training sweep"),
+    **dict.fromkeys(("space", "trials", "confirm"), "it is a key of a tuning: use rl-training tune"),
+    "base": "it is a key of a study or tuning: use rl-training sweep or tune",
 }
 
 

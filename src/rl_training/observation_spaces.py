@@ -92,17 +92,16 @@ class Flattening:
     def unstacked(self, obs: Any) -> list[Any] | None:
         """The observations of a batch as vector environments return it; None for other values.
 
-        It is a dictionary of batches, or whole numbers `[B]` of a `Discrete` space. Flat vectors have floats.
+        It is a dictionary or tuple of batches, or whole numbers `[B, …]` of a space without parts. Flat vectors
+        have floats.
         """
-        if self.description["kind"] == "Discrete":
-            states = np.asarray(obs) if isinstance(obs, np.ndarray | list | tuple) else None
-            return list(states) if states is not None and states.ndim == 1 and states.dtype.kind in "iu" else None
-        if self.description["kind"] != "Dict" or not isinstance(obs, Mapping):
-            return None
-        sizes = _batch_sizes(self.description, obs)
-        if len(sizes) != 1 or None in sizes:
+        sizes, kind = _batch_sizes(self.description, obs), self.description["kind"]
+        if len(sizes) != 1 or None in sizes or (kind == "Tuple" and not isinstance(obs, tuple)):
             return None
         arrays = _mapped(self.description, obs, np.asarray)
+        if kind not in ("Dict", "Tuple"):
+            whole = arrays.dtype.kind in ("iub" if kind == "MultiBinary" else "iu")
+            return list(arrays) if whole and self.space.shape != (self.size,) else None
         return [_mapped(self.description, arrays, itemgetter(i)) for i in range(sizes.pop() or 0)] or None
 
     def is_original(self, obs: Any) -> bool:

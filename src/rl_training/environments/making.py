@@ -48,15 +48,19 @@ def _bare(config: EnvSettings, given: UserEnvironments | None) -> gym.Env[Any, A
         return given.env(kwargs)
     if env_id is None:
         raise env_error("this needs an environment; set env_id")
+    argument = "env" if given is None else given.argument
+    key = "env_id" if argument == "env" else argument
     if "env_id" in config.given_envs:
         raise env_error(
             f"{env_id} was given as a Python object and cannot be made by its name; give it again, as in "
-            "rl_training.load(path, env=…), or name its class: --set env_id=module:Class --allow-import"
+            f"rl_training.load(path, {argument}=…), or name its class: --set {key}=module:Class --allow-import",
+            key,
         )
     if ":" in env_id and not config.allow_import:
         raise env_error(
             f"{env_id!r} would import the module {env_id.split(':')[0]!r}; allow it with --allow-import, "
-            "or give the class in Python, as in rl_training.load(path, env=…)"
+            f"or give the class in Python, as in rl_training.load(path, {argument}=…)",
+            key,
         )
     try:
         with current_folder() if config.allow_import else nullcontext():
@@ -170,7 +174,10 @@ def _actions(name: str, space: gym.Space[Any], discrete: bool | None) -> dict[st
             )
         return {"num_actions": int(space.n), "start": int(space.start), "action_dtype": str(space.dtype)}
     if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
-        raise env_error(f"{name} has actions {space}; a flat Box or Discrete is needed")
+        raise env_error(
+            f"{name} has actions {' '.join(str(space).split())}; a flat Box or Discrete is needed: use an action "
+            "wrapper of your own: wrappers: [module:Class]"
+        )
     if discrete:
         raise env_error(f"{name} has continuous actions and dqn needs discrete ones; use sac or td3")
     if not np.issubdtype(space.dtype, np.floating):

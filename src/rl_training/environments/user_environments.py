@@ -159,9 +159,9 @@ def not_made(name: str | None, kwargs: Mapping[str, Any], error: Exception, reme
     return env_error(f"{name} could not be made with env_kwargs {dict(kwargs)}: {cause_of(error)}{remedy}")
 
 
-def env_error(text: str) -> ConfigError:
-    """The error for a setting `env_id` that cannot be used."""
-    return ConfigError.of("env_id", text)
+def env_error(text: str, key: str = "env_id") -> ConfigError:
+    """The error for a setting `env_id`, or `eval_env`, that cannot be used."""
+    return ConfigError.of(key, text)
 
 
 @dataclass(frozen=True)
@@ -171,6 +171,7 @@ class UserEnvironments:
     env: EnvMaker | TensorEnvMaker | None = None
     eval_env: EnvMaker | TensorEnvMaker | None = None
     wrappers: Mapping[str, Wrapping] = field(default_factory=dict)
+    argument: str = "env"  # of `load`, for messages: `eval_env` if `env` is the run's `eval_env`
 
     def evaluation(self, config: TrainConfig) -> tuple[TrainConfig, UserEnvironments]:
         """Configuration and makers for evaluation: `eval_env`, if set, replaces `env_id`."""
@@ -178,7 +179,7 @@ class UserEnvironments:
             return config, self
         names = ("env_id",) if "eval_env" in config.given_envs else ()
         own = config.replace(env_id=config.eval_env, env_kwargs={}, eval_env=None, given_envs=names)
-        return own, UserEnvironments(self.eval_env, wrappers=self.wrappers)
+        return own, UserEnvironments(self.eval_env, wrappers=self.wrappers, argument="eval_env")
 
     def check(self, config: TrainConfig, *, evaluated: bool) -> None:
         """Raise if an environment cannot be created in another process or several times, as the run needs."""

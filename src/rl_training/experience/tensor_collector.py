@@ -102,6 +102,7 @@ class TensorCollector(Experience):
         self.random = DeviceRandom(torch.Generator(device).manual_seed(seeding.device_exploration(seed)))
         super().__init__(spaces, learner, buffer, env.num_envs, self.random, **options)
         self.env, self.seed = env, seed
+        self.inexact_remedy = getattr(env, "inexact_remedy", self.inexact_remedy)
         self._checked = CheckedEnv(env, spaces)
         self._blame = Blame(lambda: f"{type(env).__name__} failed (seed {self.seed}, step {self.steps})")
         self._step_failed = False  # then `obs` are not the observations of the environment's state

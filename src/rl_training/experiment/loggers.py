@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -61,7 +62,7 @@ class Logger:
     timeout: float = 10.0
     """seconds that a run waits for the logger at its end"""
 
-    @property
+    @cached_property  # so that a subclass may assign it
     def name(self) -> str:
         return type(self).__name__
 

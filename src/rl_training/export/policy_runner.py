@@ -123,10 +123,10 @@ def _flat(part: dict[str, Any], values: Any) -> Any:
 
 
 def _is_own(part: dict[str, Any], value: Any) -> bool:
-    """Whether `value` has the form of the space, not of its flat vector; integers `[B]` are B discrete states."""
-    if part["kind"] == "Discrete" and np.ndim(value) == 1 and np.asarray(value).dtype.kind in "iu":
-        return True
-    return bool(np.shape(value) == _shape(part) != (part["count"],))
+    """Whether `value` has the form of the space, not of its flat vector, or is a batch of whole numbers of it."""
+    shape, own = np.shape(value), _shape(part)
+    whole = np.asarray(value).dtype.kind in ("iub" if part["kind"] == "MultiBinary" else "iu")
+    return own != (part["count"],) and (shape == own or (whole and len(shape) > 0 and shape[1:] == own))
 
 
 class Policy:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from rl_training.errors import ConfigError, RLTrainingError, one_line
-from rl_training.experiment.metric_names import LESS_IS_BETTER, tag_of
+from rl_training.errors import ConfigError, RLTrainingError, nearest, one_line
+from rl_training.experiment.metric_names import LESS_IS_BETTER, METRICS, tag_of
 from rl_training.settings import at_home
 from rl_training.study.plan import Plan, read_plan
 from rl_training.study.status import StudyStatus, TrialStatus, read_status
@@ -207,16 +207,21 @@ class Study:
     ) -> Best:
         """The configuration with the highest `metric`, or the `lowest`, averaged over its seeds `by` a robust mean.
 
-        Only configurations whose trials are all done are compared. If the study has several tasks, name one as its
-        file does, or an environment: returns in different environments cannot be compared.
+        Only configurations whose trials are all done are compared; of a tuning, those that are confirmed, by their
+        fresh seeds. If the study has several tasks, name one as its file does, or an environment: returns in
+        different environments cannot be compared.
         """
         if by not in _MEASURES:
             raise ConfigError(f"by must be one of {', '.join(_MEASURES)}, got {by!r}")
         if tag_of(metric) in LESS_IS_BETTER and not lowest:
             raise ConfigError(f"best: less {metric} is better; pass lowest=True")
-        groups, scores = _scored(_of_task(self.frame(), task, "best"), metric, by)
+        records = _of_task(self.frame(), task, "best")
+        metric = {one.tag: one.name for one in METRICS if one.tag}.get(metric, metric)
+        groups, scores = _scored(records, metric, by)
         if not scores:
-            raise ConfigError(f"{self.folder}: no configuration has all its trials done with a {metric}")
+            known = {name for record in records for name in record["metrics"]}
+            hint = "" if metric in known else nearest(metric, known)
+            raise ConfigError(f"{self.folder}: no configuration has all its trials done with a {metric}{hint}")
         found = (min if lowest else max)(scores, key=lambda key: scores[key])
         missing = [group[0]["settings"] for key, group in groups.items() if key not in scores]
         return Best(groups[found][0]["settings"], scores[found], groups[found], missing)
@@ -257,9 +262,11 @@ class Study:
         )
         incomplete = [group for key, group in groups.items() if key not in scores]
         best = max(scores.values())
+        confirmed = sum(map(len, groups.values())) == len(records)
+        unconfirmed = () if confirmed else ("configurations that the tuning has not confirmed are left out",)
         return replace(
             found,
-            notes=tuple(text for group in incomplete for text in _left_out(group)),
+            notes=(*unconfirmed, *(text for group in incomplete for text in _left_out(group))),
             warnings=tuple(text for group in incomplete for text in _better_so_far(group, RETURN, best)),
         )
 
@@ -290,13 +297,24 @@ def _environment(record: dict[str, Any]) -> str | None:
 def _scored(
     records: Sequence[dict[str, Any]], metric: str, by: By
 ) -> tuple[dict[str, list[dict[str, Any]]], dict[str, float]]:
-    """The records of each configuration, and the scores of those whose trials are all done and have the metric."""
+    """The records of each configuration, and the scores of those whose trials are all done and have the metric.
+
+    Configurations that a tuning has not confirmed are left out; the fresh seeds of the others are compared.
+    """
     groups: dict[str, list[dict[str, Any]]] = {}
     for record in records:
         groups.setdefault(record["hash"], []).append(record)
-    values = {key: [record["metrics"].get(metric) for record in group] for key, group in groups.items()}
-    complete = {key: [float(value) for value in some] for key, some in values.items() if None not in some}
-    return groups, {key: _MEASURES[by](some) for key, some in complete.items()}
+    seeds = {key: frozenset(record["seed"] for record in group) for key, group in groups.items()}
+    widest, shared = max(seeds.values(), key=len), frozenset.intersection(*seeds.values())
+    fresh = widest - shared if all(some <= widest for some in seeds.values()) else frozenset()
+    if fresh:
+        groups = {key: group for key, group in groups.items() if seeds[key] == widest}
+    values = {key: {one["seed"]: one["metrics"].get(metric) for one in group} for key, group in groups.items()}
+    complete = {key: some for key, some in values.items() if None not in some.values()}
+    return groups, {
+        key: _MEASURES[by]([float(value) for seed, value in some.items() if seed in (fresh or some)])
+        for key, some in complete.items()
+    }
 
 
 def _left_out(group: Sequence[dict[str, Any]]) -> list[str]:

@@ -28,6 +28,8 @@ _REMEDY = (
 class VectorEnvAdapter(Adapter):
     """A `gymnasium.vector.VectorEnv` on the CPU."""
 
+    inexact_remedy = "vector environments do not save their state; pass an id or a class, and num_envs"
+
     def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
         self.name = type(env.unwrapped).__name__
         self.mode = env.metadata.get("autoreset_mode")
