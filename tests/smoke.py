@@ -58,7 +58,7 @@ class ShortRunFacts:
 
 
 class OnlineFacts(ShortRunFacts):
-    """60 steps, of which it learns from the 20th on."""
+    """60 steps, with updates from the 20th step on."""
 
     counted: ClassVar[dict[str, float]] = {"global_step": 60, "update_count": 41}
 

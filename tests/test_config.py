@@ -268,7 +268,7 @@ def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert make(output_dir="~nobody-of-that-name/runs").output_dir == "~nobody-of-that-name/runs"
 
 
-def test_the_name_of_an_algorithm_gives_its_starter_config() -> None:
+def test_the_error_for_the_name_of_an_algorithm_suggests_its_starter_config() -> None:
     for name, starter in {"sac": "sac/pendulum", "DQN": "dqn/cartpole", "TD3+BC": "td3_bc/pendulum"}.items():
         with pytest.raises(ConfigError, match=f"did you mean '{starter}'"):
             load_config(name)
