@@ -211,7 +211,7 @@ def test_weighted_importance_sampling_finds_the_value() -> None:
 
 
 def test_importance_of_logged_data() -> None:
-    """A sampled policy near the logging one: both estimates within 8 % of the truth, as the data are not."""
+    """For a sampled policy close to the logging policy, both estimates are within 8 % of the truth."""
     chain, wanted = Chain(states=3), 0.75
     columns = chain.data(600, limit=30)
     probs = columns.pop("action_probs")

@@ -51,7 +51,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_run_whose_process_was_killed_is_interrupted(tmp_path: Path) -> None:
-    """Its process wrote no status; the status of runs on other machines is unknown."""
+    """Its process wrote no status; runs of other machines keep theirs."""
     ended = subprocess.Popen(["true"])
     ended.wait()
     fields: dict[str, Any] = {"status": "running", "host": platform.node(), "pid": ended.pid}
@@ -146,7 +146,7 @@ def test_json(folder: Path) -> None:
     assert [one["kind"] for one in unread["unread"]] == ["broken", "broken"]
 
 
-def test_missing_folders_are_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_runs_and_folders_are_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     none = command(folder, "--algo", "dqn")
     assert (none.exit_code, none.stdout, none.stderr) == (0, "", "no run matches\n")
     monkeypatch.chdir(folder.parent)

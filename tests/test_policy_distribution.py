@@ -391,7 +391,7 @@ def test_a_copy_on_arrays_acts_alike(algo: str, distribution: str) -> None:
 
 
 def test_nan_is_preserved_on_arrays() -> None:
-    """What is clipped would hide a policy that has diverged."""
+    """Clipping must not hide that a policy has diverged."""
     learner = build(CRR, policy_distribution="gaussian")
     with torch.no_grad():
         learner.model.actor.net.head.bias.fill_(torch.nan)
