@@ -140,7 +140,7 @@ def loaded() -> Iterator[Bare]:
 
 @pytest.fixture(scope="session")
 def commanded() -> Iterator[Bare]:
-    """A process that has called a few commands, none of which imports heavy modules."""
+    """A process that has called a few commands that import no heavy modules."""
     from tests.bare import Bare
     from tests.test_startup import ENVIRONMENT, SHARED
 

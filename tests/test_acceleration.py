@@ -60,7 +60,7 @@ every_device = pytest.mark.parametrize("device", DEVICES)
 
 
 def needs_gpu(test: Any) -> Any:
-    """Without a GPU a test is skipped once, whatever parameters it has."""
+    """Skip a test once without a GPU, regardless of its parameters."""
     if not torch.cuda.is_available():
         test.pytestmark = [pytest.mark.skip(reason="needs a CUDA device")]
     return test

@@ -120,7 +120,7 @@ def test_a_checkpoint_holds_what_it_should(finished: tuple[str, TrainResult]) ->
     assert ("collector" in checkpoint.tensors) == online == (checkpoint.rows is not None)
     assert {"trainer", "config", "spaces"} <= checkpoint.records.keys()
     assert checkpoint.records["config"]["algo"] == algo
-    # Filled rows only: the ring holds 500, of which 60 are in use.
+    # Filled rows only: 60 of the 500 slots of the ring are in use.
     rows = 0 if checkpoint.rows is None else checkpoint.rows.filled * checkpoint.rows.width * 4
     size = sum(file.stat().st_size for file in result.checkpoint_path.rglob("*") if file.is_file())
     assert size <= rows + 1_000_000

@@ -231,7 +231,7 @@ def test_one_evaluation_serves_all_members(tmp_path: Path, monkeypatch: pytest.M
         return original(self, x)
 
     monkeypatch.setattr(ArrayMLP, "values", values)
-    together(config_of("sac", tmp_path))  # 60 steps, of which 20 are random
+    together(config_of("sac", tmp_path))  # 60 steps; the first 20 are random
     assert calls == [(3, 1, 3)] * 40
 
 

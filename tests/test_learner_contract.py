@@ -511,7 +511,7 @@ def test_exploration_is_legal_and_repeats_with_its_generator(learner: Any) -> No
 # BC has no critic; FlashSAC clips the values of its target distribution, whose mean is then not linear in gamma.
 @pytest.mark.parametrize("learner_class", [c for c in LEARNERS if c.name not in ("bc", "flash_sac")])
 def test_time_limits_bootstrap_and_terminations_do_not(learner_class: type[Learner]) -> None:
-    """The target is r where the episode ended and r + gamma V elsewhere, with the same V."""
+    """The target is r if the episode terminated and r + gamma V otherwise, with the same V."""
 
     def target(done: float, gamma: float) -> float:
         batch = batch_for(learner_class, done=done)

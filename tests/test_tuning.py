@@ -250,7 +250,7 @@ def test_a_base_outside_of_the_space_is_tried_nevertheless(
 
 
 class Killed(BaseException):
-    """As `kill -9`: nothing is cleaned up that the code itself would not."""
+    """Simulates `kill -9`: only cleanup by the code itself is done."""
 
 
 @pytest.mark.parametrize("workers", mostly_slow([1, 2], 2))

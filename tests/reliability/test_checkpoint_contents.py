@@ -55,7 +55,7 @@ def test_a_checkpoint_has_every_part(algo: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("algo", mostly_slow(ALL, "dqn", "redq", "edac", "rlpd"))
 def test_the_size_of_a_checkpoint_depends_on_filled_rows_only(algo: str, tmp_path: Path) -> None:
-    """The ring buffer has 20,000 slots, of which 45 are filled."""
+    """45 of the 20,000 slots of the ring buffer are filled."""
     path = train(config_of(algo, tmp_path)).checkpoint_path
     checkpoint = read_checkpoint(path)
     filled = 0 if checkpoint.rows is None else checkpoint.rows.filled * checkpoint.rows.width * 4
