@@ -57,14 +57,7 @@ def test_the_next_action_is_that_of_the_following_row_of_the_episode() -> None:
     rows = data.with_next_actions()
     columns = view(rows)
     assert numbers(columns.actions) == [0, 1, 2, 3, 4, 6]
-    assert numbers(columns.next_actions) == [
-        1,
-        2,
-        2,
-        4,
-        5,
-        7,
-    ]  # row 2 has none; its own action is stored there, masked
+    assert numbers(columns.next_actions) == [1, 2, 2, 4, 5, 7]  # row 2 has none and stores its own, masked
     assert columns.dones.tolist() == [0, 0, 1, 0, 0, 0]
     assert columns.obs[:, 0].tolist() == [0, 1, 2, 103, 104, 206]
     assert columns.next_obs[:, 0].tolist() == [1, 2, 3, 104, 105, 207]

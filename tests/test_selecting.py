@@ -169,9 +169,7 @@ def test_the_nearest_pair_is_of_another_episode() -> None:
     data = TransitionDataset.from_arrays(
         obs, np.zeros((10, 1)), np.zeros(10), np.zeros(10, bool), end, obs, action_low=-1.0, action_high=1.0
     )
-    assert Support(data, data, 0, CPU).threshold == pytest.approx(
-        2.0, rel=1e-3
-    )  # one is two standard deviations away
+    assert Support(data, data, 0, CPU).threshold == pytest.approx(2.0, rel=1e-3)  # one is two stds away
 
 
 def test_an_observation_that_only_held_out_episodes_have_hides_no_action() -> None:
