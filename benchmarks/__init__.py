@@ -1,1 +1,1 @@
-"""Benchmarks: speed, learning, overhead and parity, compared with the peers that are installed."""
+"""Benchmarks of speed, learning results, overhead and parity, with comparisons to other installed libraries."""

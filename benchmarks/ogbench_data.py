@@ -1,12 +1,12 @@
-"""Generate play data of OGBench with its own oracles.
+"""Generate OGBench's play data with its own oracles.
 
     python -m benchmarks.ogbench_data cube-single-play-v0 scene-play-v0 --output data --processes 16 [--json FILE]
 
 A file has OGBench's layout: `observations actions terminals qpos qvel`, and `button_states` if there are buttons.
 `dataset_kind: ogbench/…` reads it. Each episode has its own seeds for the environment and for numpy's global
-generator, which the oracles use, so that the data depend on `--seed` and not on the number of processes. The
-program prints the SHA-256 of the arrays and adds it to the page of results. It is the same for the same versions on
-the same kind of processor; elsewhere the last bit of a sine may differ.
+generator, which the oracles use, so the data depend on `--seed` and not on the number of processes. The program
+prints the SHA-256 of the arrays and adds it to the results page. The hash is reproducible with the same versions on
+the same kind of processor; on others, the last bit of a sine may differ.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ STACKING = {
     "quadruple": (0.1, 0.5),
     "octuple": (0.0, 0.35),
 }
-# Coordinates of the cube in `qpos` of a scene, and where the camera does not see it, unless it is in the drawer.
+# Coordinates of the cube in a scene's `qpos`, and the region that the camera does not see, except in the drawer.
 CUBE, RIGHT, LEFT, DRAWER = slice(14, 17), 0.29, -0.3, (0.06, 0.08)
-PACKAGES = ("ogbench", "mujoco", "dm-control", "numpy")  # that the data depend on
+PACKAGES = ("ogbench", "mujoco", "dm-control", "numpy")  # packages that affect the data
 TYPES = {"terminals": np.bool_, "button_states": np.int64}  # the others are float32
 
 
 class Player:
-    """One environment of a set and the oracles that play in it."""
+    """One environment of a data set and the oracles that play in it."""
 
     def __init__(self, name: str, steps: int) -> None:
         require_ogbench()
@@ -122,13 +122,13 @@ def player(name: str, steps: int) -> Player:
 
 
 def play(name: str, steps: int, seed: int, number: int) -> Arrays:
-    """One episode, in a worker."""
+    """Play one episode in a worker."""
     found = player(name, steps).episode(seed, number)
     return {key: column.astype(TYPES.get(key, np.float32)) for key, column in found.items()}
 
 
 def generate(name: str, *, episodes: int, steps: int, seed: int, processes: int) -> Arrays:
-    """The arrays of a set; they do not depend on `processes`."""
+    """The arrays of a data set; they do not depend on `processes`."""
     one = partial(play, name, steps, seed)
     if processes == 1:
         found = list(_watched(map(one, range(episodes)), name, episodes))
@@ -147,7 +147,7 @@ def _watched(parts: Iterator[Arrays], name: str, episodes: int) -> Iterator[Arra
 
 
 def sha256(arrays: Arrays) -> str:
-    """The hash of names, types, shapes and numbers."""
+    """Hash of names, types, shapes and values."""
     digest = hashlib.sha256()
     for key in sorted(arrays):
         column = np.ascontiguousarray(arrays[key])
@@ -157,7 +157,7 @@ def sha256(arrays: Arrays) -> str:
 
 
 def write(path: Path, arrays: Arrays) -> None:
-    """Write a file under its name when it is complete."""
+    """Write a file, which gets its name when it is complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}")
     with temporary.open("wb") as file:
@@ -167,8 +167,8 @@ def write(path: Path, arrays: Arrays) -> None:
 
 def main() -> None:
     parser = report.arguments(__doc__)
-    parser.add_argument("sets", nargs="+", help="names, for example cube-single-play-v0")
-    parser.add_argument("--output", type=Path, default=Path(), help="folder of the files")
+    parser.add_argument("sets", nargs="+", help="names of data sets, for example cube-single-play-v0")
+    parser.add_argument("--output", type=Path, default=Path(), help="folder to write to")
     parser.add_argument("--episodes", type=int, default=1000)
     parser.add_argument("--steps", type=int, default=1001, help="rows of an episode; the last one has no successor")
     parser.add_argument("--seed", type=int, default=0)

@@ -17,7 +17,7 @@ def read(path: Path) -> Any:
 
 
 def write(path: Path, content: Mapping[str, Any], entries: str = "entries") -> None:
-    """Replace a file: a line for each key of `content`, and for each key of `content[entries]`, which come last."""
+    """Replace a file, with one line for each key of `content` and of `content[entries]`, which is written last."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [_line(name, value) for name, value in content.items() if name != entries]
     inner = ",\n".join(f"  {_line(name, value)}" for name, value in content[entries].items())

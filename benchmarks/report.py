@@ -1,12 +1,12 @@
 """Storage of measurements, and the tables in the documentation.
 
-Each program writes `benchmarks/results/<program>.json`: one entry per key, so that runs made one after another, or
-on another machine, add up to one table. The tables in `docs/` are rendered from those files and nothing else; a
-program replaces only the text between its own `<!-- begin NAME -->` and `<!-- end NAME -->`.
+Each program writes `benchmarks/results/<program>.json` with one entry per key, so that results of several runs or
+machines are combined in one table. The tables in `docs/` are rendered from these files only; a program replaces
+only the text between its own `<!-- begin NAME -->` and `<!-- end NAME -->`.
 
-    python -m benchmarks.report                    render every page again, those of the studies too
-    python -m benchmarks.report render DIR         the same into DIR/docs, to compare with the present pages
-    python -m benchmarks.report merge FILE …       add results of another machine, then render
+    python -m benchmarks.report                    render all pages, including those of the studies
+    python -m benchmarks.report render DIR         render into DIR/docs, to compare with the current pages
+    python -m benchmarks.report merge FILE …       add results from another machine, then render
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from benchmarks import records
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-output = ROOT  # the folder with the pages that are written
+output = ROOT  # root folder of the pages to write
 README = "README"
 # Each program's results, and the module that renders them.
 PROGRAMS = {
@@ -70,7 +70,7 @@ Sections = dict[tuple[str, str], str]
 
 
 def name_of(root: Path) -> str:
-    """The commit, with a mark if files were changed since."""
+    """The commit, marked if files have changed since."""
     asked = ["git", "-C", str(root), "describe", "--always", "--dirty"]
     try:
         answer = subprocess.run(asked, capture_output=True, text=True, check=False)
@@ -80,12 +80,12 @@ def name_of(root: Path) -> str:
 
 
 def commit() -> str:
-    """The current commit: from the environment variable if it is set, otherwise of the repository."""
+    """The current commit, from the environment variable if it is set, otherwise from the repository."""
     return os.environ.get(COMMIT) or name_of(ROOT)
 
 
 def versions() -> dict[str, str]:
-    """Python and the packages that decide speed and results, as far as they are installed."""
+    """Versions of Python and of installed packages that affect speed or results."""
     found = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:
@@ -96,7 +96,7 @@ def versions() -> dict[str, str]:
 
 
 def machine(device: str) -> str:
-    """The machine in words: cores this process may use, and the GPU if the measurement used one."""
+    """Description of the machine: available cores, and the GPU if the measurement used one."""
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     words = f"{cores} CPU core{'s' * (cores != 1)}"
@@ -104,7 +104,7 @@ def machine(device: str) -> str:
 
 
 def stamp(device: str) -> Entry:
-    """The fields of every entry: where and when it was measured."""
+    """Common fields of all entries: machine, versions and date."""
     return {
         "date": datetime.date.today().isoformat(),
         "checkout": commit(),
@@ -116,9 +116,9 @@ def stamp(device: str) -> Entry:
 
 
 def arguments(description: str | None) -> argparse.ArgumentParser:
-    """A parser with the options of every program."""
+    """A parser with the options common to all programs."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="keep results here and leave the documentation alone")
+    parser.add_argument("--json", type=Path, help="write results to this file and do not change the documentation")
     return parser
 
 
@@ -150,9 +150,9 @@ class Results:
             os.close(folder)
 
     def render(self, sections: Callable[[dict[str, Entry]], Sections]) -> None:
-        """Write the program's sections; results in another folder are rendered by `merge`."""
+        """Write the program's sections; results outside the repository are rendered by `merge`."""
         if self.elsewhere:
-            print(f"\nresults in {self.path}; take them into the documentation with "
+            print(f"\nresults in {self.path}; add them to the documentation with "
                   f"`python -m benchmarks.report merge {self.path}`")  # fmt: skip
             return
         write_sections(sections(self.load()))
@@ -208,13 +208,13 @@ def returns(values: Sequence[float]) -> str:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Mean and, for several values, the standard deviation over them."""
+    """Mean and, for several values, their standard deviation."""
     mean = statistics.fmean(values)
     return f"{mean:,.0f}" if len(values) < 2 else f"{mean:,.0f} ± {statistics.stdev(values):,.0f}"
 
 
 def origins(entries: Iterable[Entry]) -> str:
-    """Dates, machines and versions of a table, each named once."""
+    """Dates, machines and versions of a table, without repetitions."""
     entries = list(entries)
     dates = sorted({e["date"] for e in entries})
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
@@ -230,8 +230,8 @@ def origins(entries: Iterable[Entry]) -> str:
 
 
 def checkouts_said(peers: Iterable[Entry]) -> list[str]:
-    """A paragraph for each library that was given as a checkout: versions, how it was run, and what is particular
-    to an algorithm. A peer is named `library` or `library:algorithm`."""
+    """A paragraph for each library from a checkout: versions, how it was run, and notes on single algorithms. A
+    peer is named `library` or `library:algorithm`."""
     found: dict[str, list[str]] = {}
     for peer in peers:
         library, _, title = peer["peer"].partition(":")
@@ -253,7 +253,7 @@ def main(arguments: Sequence[str]) -> None:
     for name in places:
         content = records.read(Path(name))
         Results(content["program"]).add(content["entries"])
-        print(f"took {len(content['entries'])} entries of {content['program']} from {name}")
+        print(f"added {len(content['entries'])} entries of {content['program']} from {name}")
     for program, module in PROGRAMS.items():
         results = Results(program)
         if results.path.is_file():
@@ -265,4 +265,4 @@ def main(arguments: Sequence[str]) -> None:
 if __name__ == "__main__":
     from benchmarks import report
 
-    report.main(sys.argv[1:])  # of the module that the programs import, which is not this one
+    report.main(sys.argv[1:])  # the imported module, whose globals the programs share, not `__main__`

@@ -1,4 +1,4 @@
-"""Training runs that are measured: their configuration, data and records."""
+"""Training runs for measurements: configuration, data and records."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rl_training.spaces import SpaceSpec
 
 
 def train(config: TrainConfig, folder: str | Path, *callbacks: Callback) -> TrainResult:
-    """Train as the command line does, without its output."""
+    """Train as the command line does, but without output."""
     spec = get_algorithm_spec(config.algo)
     return spec.train(
         config.replace(output_dir=str(folder)), callbacks=list(callbacks), options=RunOptions(quiet=True)
@@ -30,7 +30,7 @@ def train(config: TrainConfig, folder: str | Path, *callbacks: Callback) -> Trai
 
 
 def seconds_of_run(config: TrainConfig, *callbacks: Callback, parent: Path | None = None) -> float:
-    """Seconds of the whole call: set-up, compiling, training, the last checkpoint. Its files are removed."""
+    """Seconds of the whole call: set-up, compilation, training and the last checkpoint. Its files are removed."""
     with tempfile.TemporaryDirectory(dir=parent) as folder:
         started = time.perf_counter()
         train(config, folder, *callbacks)
@@ -39,7 +39,8 @@ def seconds_of_run(config: TrainConfig, *callbacks: Callback, parent: Path | Non
 
 
 class Watch(Callback):
-    """Records the learning curve and the time; stops the run at the deadline, seconds since the epoch."""
+    """Callback that records the learning curve and the time; stops the run at the deadline (seconds since the
+    epoch)."""
 
     def __init__(self, deadline: float | None) -> None:
         self.deadline = deadline
@@ -56,7 +57,7 @@ class Watch(Callback):
 
 
 def configure(source: str, algo: str, overrides: Sequence[str], **fields: Any) -> TrainConfig:
-    """A configuration by name or path with `key=value` overrides and `fields` replaced."""
+    """A configuration by name or path, with `key=value` overrides and replaced `fields`."""
     if not (Path(source).is_file() or source in packaged_configs()):
         raise SystemExit(f"{algo}: no config {source!r}; give one with --config")
     config = load_config(source, overrides).config
@@ -65,7 +66,7 @@ def configure(source: str, algo: str, overrides: Sequence[str], **fields: Any) -
 
 
 def dataset_settings(files: list[Path]) -> dict[str, Any]:
-    """The keys of `algo_kwargs` for these files; every other choice of data is undone."""
+    """The keys of `algo_kwargs` for these files; all other settings of data are reset."""
     nothing = {"dataset_kind": "random", "dataset_path": None, "dataset_id": None, "dataset_download": False}
     if len(files) == 1:
         return nothing | {"dataset_kind": "npz", "dataset_path": str(files[0]), "datasets": []}

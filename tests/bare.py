@@ -1,6 +1,6 @@
-"""An interpreter that has imported little and forks for every program: a new one would import it all again.
+"""An interpreter that forks for every program, so that each program starts without repeating imports.
 
-Each program runs in a process of its own, as `python -c` runs it, and ends as an interpreter ends, or at once.
+Each program runs in its own process, as with `python -c`, and ends as an interpreter does, or immediately.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.reliability.processes import Ended
 
-# The child leaves the loop, so that nothing of the server is on its stack, and ends by the end of its program.
+# The child leaves the loop, so that its stack has no frames of the server, and ends with its program.
 _SERVER = """
 import gc, json, os, sys
 exec(sys.argv[1])
@@ -52,9 +52,9 @@ if at_once:
 
 
 class Bare:
-    """The interpreter, which has run `first` and has the variables `environment`.
+    """The interpreter, which has run `first` and has the environment variables `environment`.
 
-    With `at_once` its programs end without the clearing up of an interpreter, which takes long with many modules.
+    With `at_once`, programs exit without the interpreter's cleanup, which is slow if many modules are imported.
     """
 
     def __init__(self, environment: Mapping[str, str], first: str = "", *, at_once: bool = False) -> None:
@@ -67,7 +67,7 @@ class Bare:
     def run(
         self, program: str, *args: str, cwd: Path | None = None, environment: Mapping[str, str] | None = None
     ) -> Ended:
-        """Run `python -c program args…` in `cwd`, with further variables."""
+        """Run `python -c program args…` in `cwd`, with additional environment variables."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with tempfile.TemporaryDirectory() as folder:

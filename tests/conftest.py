@@ -1,4 +1,4 @@
-"""Fixtures of every test: one thread, so that sums have one order; finished runs for tests that only read one."""
+"""Fixtures of all tests: one thread, so that sums have a fixed order; finished runs for tests that read them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ gc.disable()  # until everything is imported
 
 
 def pytest_collection_finish() -> None:
-    """What was imported until here stays: the garbage collector need not look through it again and again."""
+    """Exclude all objects imported so far from garbage collection."""
     gc.freeze()
     gc.enable()
 
@@ -41,15 +41,15 @@ def _one_thread() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _fsync_returns_at_once() -> None:
-    """A killed process loses nothing that it has written; only a power cut would, and no test can make one.
-    `test_durable_writes` checks where fsync is called."""
+    """Disable fsync: a killed process loses none of its writes, and tests cannot simulate a power failure.
+    `test_durable_writes` checks the calls of fsync."""
     os.fsync = lambda fd: None
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _event_files_in_the_order_of_their_names() -> None:
-    """Viewers sort event files by second, host and process: a run that is resumed in the second in which its last
-    file was made may have to wait for the next one. Here the host is a clock."""
+    """Viewers sort event files by second, host and process, so a run resumed within the same second may have to
+    wait for the next one. Here the host name is a counter."""
     from tensorboard.summary.writer import event_file_writer
 
     event_file_writer.socket = SimpleNamespace(gethostname=lambda: f"{time.monotonic_ns():020d}")
@@ -57,26 +57,26 @@ def _event_files_in_the_order_of_their_names() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _commands_are_built_once() -> None:
-    """`CliRunner` has Typer build every command anew for each call, which takes 30 ms."""
+    """Cache the command objects; `CliRunner` makes Typer rebuild them for each call, which takes 30 ms."""
     typer.testing._get_command = functools.cache(typer.testing._get_command)
 
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
-    """Networks are drawn from torch's global generator; a test's outcome may not depend on its neighbours."""
+    """Seed torch's global generator, which initialises networks, so that tests do not depend on their order."""
     torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)
 def _no_flags() -> None:
-    """A command sets its flags (`--quiet`, …) when it starts and leaves them; the next test has none."""
+    """Reset the flags of commands (`--quiet`, …), which otherwise persist after a command."""
     for name, value in vars(Flags()).items():
         setattr(flags, name, value)
 
 
 class Library:
-    """Finished runs, each trained once for all workers when a test first asks for it. Tests only read them; a test
-    that changes a run folder copies it first."""
+    """Finished runs, each trained once for all workers on first use. Tests only read them; a test that changes a
+    run folder copies it first."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -126,7 +126,7 @@ def runs(library: Library) -> Callable[[str], TrainResult]:
 
 @pytest.fixture(scope="session")
 def loaded() -> Iterator[Bare]:
-    """A process that has imported the libraries that take seconds, and nothing of this package."""
+    """A process that has imported the slow libraries, but not this package."""
     from tests.bare import Bare
 
     source = Path(__file__).resolve().parent.parent / "src"
@@ -140,7 +140,7 @@ def loaded() -> Iterator[Bare]:
 
 @pytest.fixture(scope="session")
 def commanded() -> Iterator[Bare]:
-    """A process that has called a few commands, none of which imports what is heavy."""
+    """A process that has called a few commands that import no heavy modules."""
     from tests.bare import Bare
     from tests.test_startup import ENVIRONMENT, SHARED
 

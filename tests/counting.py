@@ -71,7 +71,7 @@ class Counters:
         self.values[rows] = 1000.0 * torch.randint(1, 1000, (len(rows), 1), generator=self.random).float()
 
     def advance(self, actions: Tensor) -> Tensor:
-        """Returns the rows that ended."""
+        """Advance by one step; returns the rows whose episodes ended."""
         self.values += 1.0
         self.steps += 1
         self.rewards.copy_(actions[:, 0])

@@ -44,7 +44,7 @@ def save_hdf5(path: Path, columns: dict[str, np.ndarray], **attributes) -> Path:
 
 
 def save_minari(root: Path, dataset_id: str, columns: dict[str, np.ndarray], metadata: dict | None = None) -> Path:
-    """Written by hand from the format's description, not by the package's own writer."""
+    """Write a Minari data set by hand from the format's description, not with the package's writer."""
     folder = root / dataset_id / "data"
     folder.mkdir(parents=True)
     ends = np.flatnonzero(columns["terminals"] | columns["timeouts"]) + 1

@@ -1,4 +1,4 @@
-"""Policies to export, made or trained in moments, and the ways to run what was written."""
+"""Small policies to export, and ways to run the exported files."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def trained(algo: str, folder: Path, *, discrete: bool | None = None, **kwargs: 
 
 
 def untrained(algo: str, spaces: SpaceSpec = SKEWED, *, normalize: bool = False, **kwargs: Any) -> LoadedPolicy:
-    """A policy as `load_policy` returns it, its networks as they were made."""
+    """A policy as returned by `load_policy`, with freshly initialised networks."""
     sections = get_algorithm_spec(algo).sections
     resolved = sections.resolve(owned(algo, TINY) | kwargs)
     torch.manual_seed(0)
@@ -87,14 +87,14 @@ def untrained(algo: str, spaces: SpaceSpec = SKEWED, *, normalize: bool = False,
 
 
 def looks(count: int = 50, width: int = 3, scale: float = 1.0) -> Observations:
-    """Normal observations, and some far away."""
+    """Normal observations, and some outliers."""
     rng = np.random.default_rng(7)
     seen, beyond = (rng.normal(size=(count, width)) * scale for scale in (scale, 1e3))
     return Observations(seen.astype(np.float32), beyond.astype(np.float32), "a test")
 
 
 def run_file(path: Path) -> Run:
-    """A written policy as a user runs it: onnxruntime's own session, or the numpy runner."""
+    """Run an exported policy as a user would: with onnxruntime or the numpy runner."""
     if path.suffix == ".npz":
         return NumpyPolicy(path)
     session = onnxruntime.InferenceSession(path)

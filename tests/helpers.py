@@ -29,7 +29,7 @@ SMALL: dict[str, Any] = {
     "n_action_samples": 2,
     "flow_steps": 2,
 }
-# Also where the critics are wider by default.
+# For learners with wider critics by default as well.
 SMALL_NETWORK: dict[str, Any] = {"hidden_sizes": (16, 16), "critic_hidden_sizes": None}
 
 
@@ -45,14 +45,15 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 
 
 def all_learners() -> list[type[Learner]]:
-    """Every learner of a policy that is exported, once, whatever aliases it has; FQE judges one that is given."""
+    """Every exported learner with a policy, once, regardless of aliases; FQE only evaluates a given policy and is
+    excluded."""
     exported = (getattr(algorithms, name) for name in algorithms.__all__)
     found = {thing for thing in exported if isinstance(thing, type) and issubclass(thing, Learner)}
     return sorted(found - {Learner, algorithms.FQE}, key=label)
 
 
 def label(learner: type[Learner]) -> str:
-    """The learner in the name of a test: that of its algorithm, and its actions where the algorithm takes both."""
+    """Test id of a learner: its algorithm, and its kind of actions if the algorithm has both."""
     return f"{learner.name}-discrete" if learner.__name__.startswith("Discrete") else learner.name
 
 
@@ -89,7 +90,7 @@ def build(
 def random_batch(
     *, discrete: bool = False, done: float | None = None, seed: int = 0, size: int = BATCH
 ) -> TransitionBatch:
-    """Transitions without meaning; `done` fixes every flag, otherwise about a third are set."""
+    """Random transitions; `done` sets every flag, otherwise about a third are set."""
     g = torch.Generator().manual_seed(seed)
 
     def actions() -> Tensor:
@@ -111,7 +112,7 @@ def random_batch(
 
 
 def double(batch: TransitionBatch) -> TransitionBatch:
-    """In float64, where a different order of the same sums cannot be mistaken for a different formula."""
+    """Convert to float64, where a different order of summation cannot be mistaken for a different formula."""
     return batch._make(None if column is None else column.double() for column in batch)
 
 
@@ -121,12 +122,12 @@ def snapshot(learner: Learner) -> dict[str, Tensor]:
 
 
 def sequential(net: MLP) -> nn.Sequential:
-    """An actor's or value function's MLP as torch would write it, with copies of its weights."""
+    """An actor's or value function's MLP as an `nn.Sequential`, with copied weights."""
     return member(net, 0)
 
 
 def member(net: EnsembleMLP, i: int) -> nn.Sequential:
-    """Member `i` of an ensemble as a network of its own, with copies of its weights."""
+    """Member `i` of an ensemble as a separate network, with copied weights."""
     layers: list[nn.Module] = []
     for linear, norm in net._layers():
         layers.append(_linear(linear.weight[i], linear.bias[i, 0]))
@@ -140,7 +141,7 @@ def member(net: EnsembleMLP, i: int) -> nn.Sequential:
 
 
 def constant_outputs(net: EnsembleMLP, values: list[Any]) -> None:
-    """Make member i return `values[i]` (a number, or a list of quantiles) whatever it sees."""
+    """Make member i return `values[i]` (a number, or a list of quantiles) for every input."""
     with torch.no_grad():
         net.head.weight.zero_()
         for bias, value in zip(net.head.bias, values):
@@ -148,7 +149,7 @@ def constant_outputs(net: EnsembleMLP, values: list[Any]) -> None:
 
 
 def same_noise(seed: int, *shape: int) -> Iterator[Tensor]:
-    """The noise a learner seeded with `seed` draws, update after update."""
+    """The noise that a learner seeded with `seed` draws in successive updates."""
     g = torch.Generator().manual_seed(seed)
     while True:
         yield torch.randn(shape, generator=g)

@@ -1,4 +1,4 @@
-"""Small worlds whose values are known in closed form, their logged data, and policies by formula."""
+"""Small environments with known values in closed form, their logged data, and policies given by formulas."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Formula(nn.Module):
 
 
 class Weighted(nn.Module):
-    """A discrete actor that takes the second of two actions with a probability that is the same in every state."""
+    """A discrete actor that takes the second of two actions with the same probability in every state."""
 
     stochastic = True
 
@@ -52,9 +52,10 @@ def policy(actor: nn.Module, size: int) -> Policy:
 
 
 class Chain:
-    """States in a row, one of them at a time: 0 goes back to the first, 1 on, and from the last out of the world.
+    """A chain of states. Action 0 returns to the first state; action 1 moves to the next one, and terminates from
+    the last.
 
-    Leaving pays 10, going on costs 1, going back costs nothing. Observations are one-hot.
+    Terminating pays 10, moving forward costs 1, returning costs nothing. Observations are one-hot.
     """
 
     def __init__(self, states: int = 5, gamma: float = 0.9) -> None:
@@ -68,7 +69,7 @@ class Chain:
         return state + 1, -1.0, False
 
     def value(self, chance: Callable[[int], float]) -> Floats:
-        """V of a policy that goes on with `chance(state)`: the solution of Bellman's equation."""
+        """V of a policy that moves forward with probability `chance(state)`, from Bellman's equation."""
         matrix, rewards = np.eye(self.states), np.zeros(self.states)
         for state in range(self.states):
             for action, weight in ((0, 1.0 - chance(state)), (1, chance(state))):
@@ -78,7 +79,8 @@ class Chain:
         return np.linalg.solve(matrix, rewards)
 
     def data(self, episodes: int, seed: int = 0, chance: float = 0.6, limit: int = 12) -> dict[str, Any]:
-        """Logged episodes of a policy that goes on with `chance`, cut at a time limit, with its probabilities."""
+        """Logged episodes, with action probabilities, of a policy that moves forward with `chance`; truncated at a
+        time limit."""
         rng = np.random.default_rng(seed)
         columns: dict[str, list[Any]] = {
             name: [] for name in ("observations", "actions", "rewards", "terminals", "timeouts", "action_probs")
@@ -112,7 +114,7 @@ class Chain:
 
 
 class Linear:
-    """x' = a x + b u, reward -(x^2 + c u^2): the value of u = -k x is -p x^2, without noise and without an end."""
+    """x' = a x + b u, reward -(x^2 + c u^2): without noise and termination, the value of u = -k x is -p x^2."""
 
     a, b, c = 0.9, 0.5, 0.5
 
@@ -120,14 +122,14 @@ class Linear:
         self.gamma = gamma
 
     def value(self, gain: float, x: Floats, spread: float = 0.0) -> Floats:
-        """Of u = -k x + spread · noise."""
+        """Value of u = -k x + spread · noise."""
         closed = self.a - self.b * gain
         p = (1.0 + self.c * gain**2) / (1.0 - self.gamma * closed**2)
         constant = (self.c + self.gamma * p * self.b**2) * spread**2 / (1.0 - self.gamma)
         return -p * x**2 - constant
 
     def data(self, episodes: int, length: int = 10, seed: int = 0) -> TransitionDataset:
-        """Random actions from random starts; every episode is cut."""
+        """Random actions from random initial states; every episode is truncated."""
         rng = np.random.default_rng(seed)
         x = rng.uniform(-1.0, 1.0, episodes)
         columns: list[list[NDArray[Any]]] = [[], [], [], []]

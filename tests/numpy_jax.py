@@ -1,4 +1,5 @@
-"""The functions of jax that the Brax adapter and its stand-in call, on numpy arrays: jax is not a dependency."""
+"""The jax functions that the Brax adapter and its stand-in call, implemented with numpy, because jax is not a
+dependency."""
 
 from __future__ import annotations
 

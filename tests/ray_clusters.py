@@ -1,4 +1,4 @@
-"""A Ray cluster of several nodes on this machine, each of which can be lost."""
+"""A Ray cluster of several nodes on this machine, which can be killed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NODE: dict[str, Any] = {"object_store_memory": 80 * 2**20, "include_dashboard":
 
 
 class Nodes:
-    """A head and, beside it, nodes that come and go. `RAY_ADDRESS` names it while it is there."""
+    """A head node and further nodes that can be added and removed. `RAY_ADDRESS` is set while it exists."""
 
     def __init__(self, cpus: int = 2) -> None:
         from ray.cluster_utils import Cluster
@@ -26,14 +26,14 @@ class Nodes:
         self.address: str = self._cluster.address
 
     def add(self, variables: Mapping[str, str] | None = None, **options: Any) -> Any:
-        """A node more; `variables` are set in its processes alone."""
+        """Add a node; `variables` are set in its processes only."""
         options = {"num_cpus": self._cpus, **_NODE, **options}
         node = self._cluster.add_node(env_vars=dict(variables or {}), **options)
         self._cluster.wait_for_nodes()
         return node
 
     def lose(self, node: Any) -> None:
-        """As if its machine had been switched off: nothing in it ends in order."""
+        """Kill a node as if its machine had been switched off."""
         victims = _below(node.all_processes["raylet"][0].process.pid)
         self._cluster.remove_node(node, allow_graceful=False)
         for pid in victims:
@@ -41,7 +41,7 @@ class Nodes:
                 os.kill(pid, signal.SIGKILL)
 
     def freeze(self, node: Any) -> list[int]:
-        """As if its cable had been pulled: everything on it stands still; returns the processes."""
+        """Stop all processes of a node, as if its cable had been pulled; returns the processes."""
         raylet = node.all_processes["raylet"][0].process.pid
         frozen = [raylet, *_below(raylet)]
         for pid in frozen:
@@ -56,7 +56,7 @@ class Nodes:
 
 
 def _below(pid: int) -> list[int]:
-    """The processes that a process has started, and those that they have."""
+    """The descendants of a process."""
     parents: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -69,7 +69,7 @@ def _below(pid: int) -> list[int]:
 
 @contextlib.contextmanager
 def nodes(patch: pytest.MonkeyPatch, cpus: int = 2) -> Iterator[Nodes]:
-    """A cluster of one node whose processes find this source."""
+    """A cluster of one node whose processes import this source."""
     patch.setenv("PYTHONPATH", f"{SOURCE / 'src'}{os.pathsep}{SOURCE}")
     patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     patch.delenv("RAY_ADDRESS", raising=False)

@@ -1,4 +1,4 @@
-"""Environments that tell something about where they run. Importable on every node."""
+"""Environments that report where they run; importable on every node."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Forgetful(gym.Env[NDArray[np.float32], Any]):
 
 
 class Meeting(Forgetful):
-    """A step ends when `number` environments have begun theirs."""
+    """A step returns once `number` environments have started theirs."""
 
     def __init__(self, folder: str, number: int) -> None:
         self.folder, self.number = Path(folder), number

@@ -18,7 +18,7 @@ RNG = np.random.default_rng(1)
 
 
 def settings_of(algo: str = "sac", env_id: str | None = "Pendulum-v1", **algo_kwargs: Any) -> dict[str, Any]:
-    """A resolved configuration; what is no field of it belongs to the algorithm."""
+    """A resolved configuration; keys that are not its fields belong to the algorithm."""
     return {
         "algo": algo,
         "env_id": env_id,
@@ -36,7 +36,7 @@ def settings_of(algo: str = "sac", env_id: str | None = "Pendulum-v1", **algo_kw
 
 
 def log_of(values: Sequence[float], every: int = 100, seconds: float = 2.0) -> str:
-    """A metrics.csv: an evaluation every so many steps, each after a row of training."""
+    """A metrics.csv with an evaluation at regular intervals, each after a row of training metrics."""
     lines = ["step,time,schema,train/n_updates,time/fps,eval/mean_reward,eval/mean_ep_length"]
     for number, value in enumerate(values, start=1):
         step, time = number * every, CREATED + number * seconds
@@ -84,7 +84,7 @@ def record_of(folder: Path) -> dict[str, Any]:
 
 
 def curve_to(final: float, points: int = 4) -> list[float]:
-    """Evaluations that rise to a last one."""
+    """Evaluations that increase up to the given last one."""
     return [float(value) for value in np.linspace(0, final, points)]
 
 

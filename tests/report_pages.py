@@ -1,4 +1,4 @@
-"""Pages, read as a browser would read them."""
+"""Parse pages as a browser would."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Page(HTMLParser):
 
 
 def require_alone(html: str) -> Page:
-    """Nothing is loaded from elsewhere and nothing runs."""
+    """Check that the page loads no external resources and runs no scripts."""
     page = Page(html)
     assert not {"script", "img", "link", "iframe", "object", "embed", "base", "image", "foreignobject"} & set(
         page.tags

@@ -1,9 +1,9 @@
-"""What must be the same bits on every CPU, as functions and as a program.
+"""Checks of results that must be bit-identical on every CPU, as functions and as a program.
 
-    python -m tests.rounding        each check and what it found, as JSON
+    python -m tests.rounding        prints each check and its result as JSON
 
-An operation for one learner and for a stack; a killed run and an undisturbed one, alone and in a population; an
-episode beside few and many others.
+Compared are: an operation for one learner and for a stack; a killed and an uninterrupted run, alone and in a
+population; an episode evaluated with few and with many others.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ OPERATIONS: dict[str, Operation] = {
 
 
 def differing(operations: dict[str, Operation] = OPERATIONS, members: int = 3) -> list[str]:
-    """Operations of which a value or a gradient differs between a learner alone and the same one in a stack."""
+    """Operations whose value or gradient for one learner differs from that in a stack."""
     found, generator = set(), torch.Generator().manual_seed(0)
     for name, operation in operations.items():
 
@@ -92,13 +92,13 @@ def differing(operations: dict[str, Operation] = OPERATIONS, members: int = 3) -
 
 
 def resumed_runs(folder: Path) -> list[str]:
-    """A run that was broken off and resumed beside one that was not."""
+    """Compare an interrupted and resumed run with an uninterrupted one."""
     config = tiny("sac", folder, total_timesteps=30, checkpoint_interval=12, eval_episodes=0)
     return differences(resume(interrupted(config, 24), [KillAt()]), train(config, [KillAt()]))
 
 
 def members(folder: Path) -> list[str]:
-    """Members of a population beside their single runs, up to rounding; a batch that fills no vector register."""
+    """Compare members of a population with single runs, up to rounding; the batch fills no vector register."""
     config = tiny("sac", folder, kwargs={"batch_size": 7}, total_timesteps=30, eval_episodes=0, seeds=[3, 0])
     configs = members_of(config)
     pairs = zip(train_population(configs, options=QUIET), configs)
@@ -122,7 +122,7 @@ class Saved(Save):
 
 
 def resumed_populations(folder: Path) -> list[str]:
-    """A population that was killed between two saves beside one that was not."""
+    """Compare a population that was killed between two saves with an uninterrupted one."""
     config = tiny("sac", folder, total_timesteps=30, checkpoint_interval=8, eval_episodes=0, seeds=[3, 0, 8])
     configs = members_of(config)
     child = Child(lambda: train_population(configs, callbacks=[Save()], options=QUIET), folder / "output.txt")
@@ -134,7 +134,7 @@ def resumed_populations(folder: Path) -> list[str]:
 
 
 def episodes(folder: Path) -> list[str]:
-    """Three evaluation episodes beside the first three of ten."""
+    """Compare three evaluation episodes with the first three of ten."""
     config = tiny("sac", folder, kwargs={"hidden_sizes": [256, 256]}, total_timesteps=21, eval_episodes=0)
     path = train(config).run_dir
     few, many = (play_checkpoint(path, count)[1].returns for count in (3, 10))

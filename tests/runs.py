@@ -1,4 +1,4 @@
-"""Tiny real runs of every algorithm, and what can be said of them afterwards."""
+"""Tiny real runs of every algorithm, and functions that compare them."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ FINE_TUNED = [spec.name for spec in list_algorithm_specs() if FineTuning in spec
 
 
 def mostly_slow(values: Iterable[Any], *kept: Any) -> list[Any]:
-    """Parameters of which the `kept` ones are for every run of the suite, all others for `make test-all`.
+    """Mark all parameters except the `kept` ones as slow, so that only `make test-all` runs them.
 
-    A tuple holds the values of several parameters.
+    A tuple contains the values of several parameters.
     """
     slow = pytest.mark.slow
     return [
@@ -67,7 +67,7 @@ EVERY_STEP = {"train_frequency": 1}  # for tests that count updates; every secon
 
 
 def owned(algo: str, settings: dict[str, Any], regime: str | None = None) -> dict[str, Any]:
-    """Those of `settings` that `algo` knows."""
+    """The items of `settings` that `algo` accepts."""
     owners = get_algorithm_spec(algo).chosen(regime)[1].owners()
     return {key: value for key, value in settings.items() if key in owners}
 
@@ -104,11 +104,11 @@ def resume(path: Path, callbacks: Sequence[Callback] = (), **options: Any) -> Tr
 
 
 class Killed(Exception):
-    """Stands for the end of a process."""
+    """Raised in place of the end of a process."""
 
 
 class KillAt(Callback):
-    """Raises right after the first checkpoint at or beyond a tick; None watches only."""
+    """Raises right after the first checkpoint at or beyond a tick; None never raises."""
 
     def __init__(self, tick: int | None = None) -> None:
         self.tick = tick
@@ -122,7 +122,7 @@ class KillAt(Callback):
 
 
 def interrupted(config: TrainConfig, tick: int, **options: Any) -> Path:
-    """Train until the first checkpoint at or beyond `tick`, then break off; the run folder."""
+    """Train until the first checkpoint at or beyond `tick`, then stop; returns the run folder."""
     try:
         train(config, [KillAt(tick)], **options)
     except Killed as killed:
@@ -161,7 +161,7 @@ def replay_rows(checkpoint: Checkpoint) -> Tensor:
 
 
 def logged(run_dir: Path) -> list[dict[str, str]]:
-    """The rows of metrics.csv without what depends on the clock on the wall."""
+    """The rows of metrics.csv without columns that depend on wall time."""
     with (run_dir / "metrics.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     return [{k: v for k, v in row.items() if k not in ("time", "time/fps") and v != ""} for row in rows]
@@ -182,7 +182,7 @@ def checkpoint_names(run_dir: Path) -> list[str]:
 
 
 def differences(one: TrainResult, other: TrainResult) -> list[str]:
-    """What differs between the last checkpoints, logs and metrics of two runs, by name."""
+    """Names of entries that differ between the last checkpoints, logs and metrics of two runs."""
     a, b = fingerprint(one.checkpoint_path), fingerprint(other.checkpoint_path)
     found = sorted(name for name in a.keys() | b.keys() if a.get(name) != b.get(name))
     if logged(one.run_dir) != logged(other.run_dir):
@@ -194,13 +194,13 @@ def differences(one: TrainResult, other: TrainResult) -> list[str]:
     return found
 
 
-# How far numbers of two runs may be apart that differ in rounding alone: float32 has seven digits, and the tens of
-# updates of these runs lose two of them.
+# Tolerance for two runs that differ in rounding only: float32 has seven digits, and the tens of updates of these
+# runs lose two of them.
 ROUNDING = {"rel": 1e-4, "abs": 1e-5}
 
 
 def near(one: Any, other: Any) -> bool:
-    """Whether plain data are the same: numbers with a fraction up to rounding, everything else exactly."""
+    """Whether plain data are equal: floats up to rounding, everything else exactly."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(near(value, other[key]) for key, value in one.items())
     if isinstance(one, list) and isinstance(other, list):
@@ -229,7 +229,7 @@ def numbers(rows: list[dict[str, str]]) -> list[dict[str, float]]:
 
 
 def unlike(one: TrainResult, other: TrainResult) -> list[str]:
-    """What differs by more than rounding between the last checkpoints, logs and metrics of two runs, by name."""
+    """Names of entries that differ by more than rounding between last checkpoints, logs and metrics of two runs."""
     a, b = contents(one.checkpoint_path), contents(other.checkpoint_path)
     found = sorted(name for name in a.keys() | b.keys() if not near(a.get(name), b.get(name)))
     if not near(numbers(logged(one.run_dir)), numbers(logged(other.run_dir))):
@@ -250,7 +250,7 @@ class ShortRun:
     initial: dict[str, Tensor]
 
     def unmoved(self) -> list[str]:
-        """Parameters, targets included, that training left as they were."""
+        """Parameters, including targets, that training did not change."""
         networks = read_checkpoint(self.result.checkpoint_path).tensors["networks"]
         fixed = ("model.normalizer.", "temperature.fixed")
         return [

@@ -19,7 +19,7 @@ _TOKEN = re.compile(r"\x1b\[[?0-9;]*[A-Za-z]|.", re.DOTALL)
 
 
 class Screen:
-    """The lines of a terminal of so many columns, as far as progress bars need one; a full line is continued."""
+    """The lines of a terminal of the given width, as far as progress bars need one; long lines wrap."""
 
     def __init__(self, width: int) -> None:
         self.width = width
@@ -65,7 +65,7 @@ def show(text: str, width: int = 200) -> Screen:
 
 
 class PseudoTerminal:
-    """A terminal without a person: what is written to `stream` is read in a thread, and shown on `screen`."""
+    """A pseudo-terminal: a thread reads what is written to `stream` and shows it on `screen`."""
 
     def __init__(self, width: int) -> None:
         self._master, self._slave = os.openpty()
@@ -84,7 +84,7 @@ class PseudoTerminal:
         while True:
             try:
                 data = os.read(self._master, 65536)
-            except OSError:  # the last writer is gone
+            except OSError:  # the last writer has closed it
                 return
             self.screen.feed(data.decode(errors="replace"))
             self.frames.append(self.screen.lines[self.screen.row])

@@ -1,4 +1,4 @@
-"""Facts about a short real run, the same for every algorithm: each `test_<algo>_trainer_smoke.py` names its own."""
+"""Checks of a short real run, shared by all algorithms; each `test_<algo>_trainer_smoke.py` adds its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from rl_training.experiment.checkpointing import read_checkpoint
 from tests.runs import ShortRun, logged, short_run
 
-# What the learners that clone the data with weights report.
+# Metrics of learners with weighted cloning.
 CLONING_METRICS = (
     "critic_loss",
     "actor_loss",
@@ -23,7 +23,7 @@ CLONING_METRICS = (
 
 
 class ShortRunFacts:
-    """60 steps or updates of `algo`; a subclass says which metrics it must report and what it counted."""
+    """60 steps or updates of `algo`; a subclass defines the expected metrics and counts."""
 
     algo: ClassVar[str]
     metrics: ClassVar[tuple[str, ...]]
@@ -58,7 +58,7 @@ class ShortRunFacts:
 
 
 class OnlineFacts(ShortRunFacts):
-    """60 steps, of which it learns from the 20th on."""
+    """60 steps, with updates from the 20th step on."""
 
     counted: ClassVar[dict[str, float]] = {"global_step": 60, "update_count": 41}
 

@@ -1,4 +1,4 @@
-"""Tiny studies, and what can be said of them afterwards."""
+"""Tiny studies, and functions that compare them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def study_in(folder: Path, **fields: Any) -> Study:
 
 
 def results(folder: Path) -> dict[str, Any]:
-    """Everything a study has computed, by trial: its last checkpoint to the bit, its log and its final metrics."""
+    """All results of a study by trial: hashes of its last checkpoint, its log and its final metrics."""
     found: dict[str, Any] = {}
     for record in Study(folder).frame():
         home = folder / "runs" / record["trial"]

@@ -1,8 +1,8 @@
-"""How updates run is set by `accelerate`, seen by the learner's execution, and changes no result.
+"""Acceleration of updates: selected by `accelerate`, reported by the learner's execution, without effect on
+results.
 
-Asked of every algorithm of the registry. On a CPU an `Updater` is compared with the learner's own `update` and
-`step`; on a GPU captured updates are compared with eager ones. Equal means to the bit, in everything an update
-leaves behind.
+Tested for every algorithm of the registry. On a CPU an `Updater` is compared with the learner's own `update` and
+`step`; on a GPU captured updates are compared with eager ones. Everything an update changes must be bit-identical.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch._dynamo  # now, so that what its import changes is not taken for ours
+import torch._dynamo  # imported here, so that its side effects are not attributed to this package
 from torch import Tensor
 
 from benchmarks.speed.depth import TOLERANCE
@@ -42,7 +42,7 @@ from tests.runs import mostly_slow
 
 Kind = type[Learner]
 KINDS: list[Kind] = [learner for spec in list_algorithm_specs() for learner in spec.learners]
-TOTAL = 40  # updates a schedule is laid out for
+TOTAL = 40  # total updates of a schedule
 SCHEDULES: dict[str, dict[str, Any]] = {
     "cosine": {"learning_rate_schedule": "cosine"},
     "linear": {"learning_rate_schedule": "linear"},
@@ -52,7 +52,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 }
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-REPRESENTATIVE = (SAC, IQL, DQN)  # online, offline and discrete, for what does not depend on the mathematics
+REPRESENTATIVE = (SAC, IQL, DQN)  # online, offline and discrete, for tests that do not depend on the algorithm
 
 every_learner = pytest.mark.parametrize("kind", KINDS, ids=label)
 few_learners = pytest.mark.parametrize("kind", mostly_slow(KINDS, *REPRESENTATIVE, FlashSAC), ids=label)
@@ -60,7 +60,7 @@ every_device = pytest.mark.parametrize("device", DEVICES)
 
 
 def needs_gpu(test: Any) -> Any:
-    """Without a GPU a test is skipped once, whatever parameters it has."""
+    """Skip a test once without a GPU, regardless of its parameters."""
     if not torch.cuda.is_available():
         test.pytestmark = [pytest.mark.skip(reason="needs a CUDA device")]
     return test
@@ -71,7 +71,7 @@ def layout_of(kind: Kind) -> RowLayout:
 
 
 def packed(kind: Kind, *, seed: int = 0, size: int = 64) -> Tensor:
-    """Random rows `[size, width]`, with next actions where the learner asks for them."""
+    """Random rows `[size, width]`, with next actions if the learner needs them."""
     first, second = (random_batch(discrete=kind.discrete, seed=seed + i, size=size) for i in range(2))
     columns = (column.numpy() for column in first[:5])
     extras = {column.name: getattr(second, column.like).numpy() for column in kind.extras}
@@ -105,7 +105,7 @@ def pinned_replay(learner: Learner) -> ReplayBuffer:
 
 @dataclass(frozen=True)
 class Setting:
-    """What updates are made of beside the learner; `changes` holds for the learners that know the key."""
+    """Settings of updates in addition to the learner; `changes` apply to learners that have the key."""
 
     source: Callable[[Learner], BatchSource] = plain
     normalize: bool = False
@@ -139,7 +139,7 @@ HOST_SETTINGS = {
 
 
 def combinations(settings: dict[str, Setting], *, mostly_slow: Sequence[str] = ()) -> Any:
-    """Every learner with every setting that suits it; those named `mostly_slow` by default with a few learners."""
+    """Every learner with every suitable setting; those in `mostly_slow` run with a few learners by default."""
     found = [
         pytest.param(
             kind,
@@ -178,7 +178,7 @@ State = dict[str, bytes]
 
 
 def contents(learner: Learner) -> State:
-    """The bytes of what an update reads and leaves, counters aside: networks, moments, rates, random numbers."""
+    """Bytes of the state that updates read and write, without counters: networks, moments, rates, generators."""
     state = learner.state_dict()
     tensors = {
         **state["networks"],
@@ -211,13 +211,13 @@ def follow(updater: Updater, counts: Sequence[int]) -> list[State]:
 
 
 def different(ours: list[State], theirs: list[State]) -> list[list[str]]:
-    """What differs at each stop; nothing, where two ways of updating are the same."""
+    """What differs at each stop; empty if two ways of updating are equal."""
     assert len(ours) == len(theirs)
     return [differences(one, other) for one, other in zip(ours, theirs)]
 
 
 def global_state() -> Any:
-    """What a process shares and updates must leave alone."""
+    """Process-wide state that updates must not change."""
     return (
         list(warnings.filters),
         torch._dynamo.config.recompile_limit,
@@ -247,7 +247,7 @@ def by_step(learner: Learner, rows: BatchSource) -> None:
     mostly_slow=("normalised", "mixed", "replay", "gaussian", "tanh"),
 )
 def test_updates_are_those_of_the_learner(kind: Kind, setting: Setting) -> None:
-    """Of `update` and `step` on the same minibatches; nobody needs to move the counter."""
+    """Compared with `update` and `step` on the same minibatches; the caller need not advance the counter."""
     updater, learner = make(kind, setting, acceleration="eager"), make_learner(kind, setting)
     rows = setting.source(learner)
     for count in (1, 3, 5):
@@ -269,7 +269,7 @@ def test_without_accelerate_updates_are_eager(acceleration: Acceleration) -> Non
 @combinations(
     {name: SETTINGS[name] for name in ("rows", "scheduled", "other-periods")}, mostly_slow=("rows", "scheduled")
 )
-def test_it_does_not_matter_how_updates_are_asked_for(kind: Kind, setting: Setting, device: str) -> None:
+def test_updates_do_not_depend_on_how_they_are_requested(kind: Kind, setting: Setting, device: str) -> None:
     """All at once, one by one, or in other portions."""
     acceleration: Acceleration = "graph" if device == "cuda" else "eager"
     count = 2 * _BLOCK + 3 if device == "cuda" else _BLOCK + 1
@@ -280,7 +280,7 @@ def test_it_does_not_matter_how_updates_are_asked_for(kind: Kind, setting: Setti
     assert [different(portions, whole_lot) for portions in others] == [[[]], [[]]]
 
 
-def test_no_updates_change_nothing() -> None:
+def test_zero_updates_change_nothing() -> None:
     updater = make(SAC)
     before = whole(updater.learner)
     updater.run(0)
@@ -288,7 +288,7 @@ def test_no_updates_change_nothing() -> None:
 
 
 def record_rates(learner: Learner, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, float]]:
-    """The learning rate of each optimiser at each update from here on."""
+    """Record the learning rate of each optimiser at each following update."""
     found: list[dict[str, float]] = []
     original = learner.gradient_step
 
@@ -310,7 +310,7 @@ def record_rates(learner: Learner, monkeypatch: pytest.MonkeyPatch) -> list[dict
     ],
 )
 def test_a_schedule_sets_the_rates_of_each_update(kind: Kind, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those a schedule turns, as `OptimizationConfig.factor` says; the others keep theirs. Beyond its end, too."""
+    """Scheduled optimisers follow `OptimizationConfig.factor`, also beyond its end; the others keep their rate."""
     schedule, updates = OptimizationConfig.parse(SCHEDULES[name]), 12
     learner = make_learner(kind)
     for i, optimizer in enumerate(learner.optimizers.values(), start=1):  # each its own, so that none is mistaken
@@ -354,8 +354,8 @@ def test_without_a_schedule_rates_are_left_alone(schedule: OptimizationConfig | 
     ],
 )
 @combinations({name: SETTINGS[name] for name in ("rows", "scheduled")}, mostly_slow=["rows"])
-def test_a_restored_learner_goes_on_to_the_bit(kind: Kind, setting: Setting, done: int, device: str) -> None:
-    """In a new learner with a new updater, whose rates are those of the last update before the next is made."""
+def test_a_restored_learner_continues_bit_for_bit(kind: Kind, setting: Setting, done: int, device: str) -> None:
+    """A new learner with a new updater starts with the rates of the last update."""
     acceleration: Acceleration = "graph" if device == "cuda" else "eager"
     straight = make(kind, setting, device, acceleration)
     if kind is FlashSAC:
@@ -434,8 +434,10 @@ def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 @every_device
 @pytest.mark.usefixtures("_no_compiler")
-def test_without_a_compiler_updates_go_on_with_one_warning(device: str, caplog: pytest.LogCaptureFixture) -> None:
-    """On a GPU they are captured all the same."""
+def test_without_a_compiler_updates_continue_with_one_warning(
+    device: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On a GPU they are still captured."""
     fallback: Acceleration = "graph" if device == "cuda" else "eager"
     ours = make(TD3, device=device, acceleration="compile")
     assert ours.learner.execution.acceleration == fallback
@@ -456,10 +458,10 @@ def test_without_a_compiler_updates_go_on_with_one_warning(device: str, caplog: 
     ],
 )
 @pytest.mark.usefixtures("_no_compiler")
-def test_what_is_chosen_without_a_compiler(
+def test_the_mode_that_is_selected_without_a_compiler(
     acceleration: Acceleration, device: str, chosen: str, warnings_given: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever did not ask for compiling is not told that it cannot be done."""
+    """There is no warning unless compilation was requested."""
     assert choose(acceleration, torch.device(device)) == chosen
     assert len(warned(caplog)) == warnings_given
 
@@ -529,7 +531,7 @@ class Leftover:
 
 @needs_gpu
 def test_nothing_is_freed_while_updates_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was left is freed before; freed in the middle, it would end this process."""
+    """Garbage is freed before the capture; freeing it during the capture would end this process."""
     updater, seen = make(SAC, PLAIN, "cuda", "graph"), []
     original = updater.learner.gradient_step
 
@@ -547,8 +549,8 @@ def test_nothing_is_freed_while_updates_are_captured(monkeypatch: pytest.MonkeyP
 
 @needs_gpu
 @every_learner
-def test_what_is_asked_for_together_is_captured_together(kind: Kind) -> None:
-    """And equals eager updates, to the bit; what is left over is captured as everywhere."""
+def test_updates_that_are_requested_together_are_captured_together(kind: Kind) -> None:
+    """And equals eager updates bit for bit; the remaining updates are captured as usual."""
     eager = make(kind, SETTINGS["scheduled"], "cuda", "eager")
     plain = make(kind, SETTINGS["scheduled"], "cuda", "graph")
     options = {"schedule": plain.schedule, "total_updates": plain.total_updates}
@@ -572,7 +574,7 @@ def follow_moments(updater: Updater, stops: Sequence[int], *, change: bool = Tru
 @needs_gpu
 @combinations({"replay": Setting(replay, normalize=True), "pinned": Setting(pinned_replay, normalize=True)})
 def test_captured_updates_see_moments_that_change(kind: Kind, setting: Setting) -> None:
-    """As running statistics do between two rounds of updates: no graph is captured for it, and nothing is read."""
+    """As with running statistics between rounds of updates: no new graph is captured, nothing is read back."""
     eager, captured = (make(kind, setting, "cuda", acceleration) for acceleration in ("eager", "graph"))
     ours = follow_moments(captured, STOPS)
     graphs = {*captured._graphs}
@@ -585,7 +587,7 @@ def test_captured_updates_see_moments_that_change(kind: Kind, setting: Setting) 
 @needs_gpu
 @combinations({"rows": PLAIN, "scheduled": SETTINGS["scheduled"], "pinned": HOST_SETTINGS["pinned"]})
 def test_capturing_leaves_no_trace(kind: Kind, setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With nothing replayed, nothing has happened: neither to parameters, optimisers nor random numbers."""
+    """A capture without a replay changes neither parameters, optimisers nor random numbers."""
     updater = make(kind, setting, "cuda", "graph")
     updater.run(3)
     before = contents(updater.learner)
@@ -602,7 +604,7 @@ def test_capturing_leaves_no_trace(kind: Kind, setting: Setting, monkeypatch: py
 def test_an_update_that_fails_before_it_is_captured_leaves_no_trace(
     kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has been tried by then; what the tries moved is put back."""
+    """Changes made by the warm-up updates are undone."""
     updater = make(kind, device="cuda", acceleration="graph")
     before, original, calls = whole(updater.learner), updater.learner.gradient_step, 0
 
@@ -626,7 +628,7 @@ def test_an_update_that_fails_before_it_is_captured_leaves_no_trace(
 @needs_gpu
 @every_learner
 def test_graphs_follow_a_state_that_is_loaded(kind: Kind) -> None:
-    """A captured update keeps addresses; a state is restored in place."""
+    """A captured update keeps addresses, so a state is restored in place."""
     updater = make(kind, device="cuda", acceleration="graph")
     learner = updater.learner
     updater.run(3)
@@ -642,7 +644,7 @@ def test_graphs_follow_a_state_that_is_loaded(kind: Kind) -> None:
 @needs_gpu
 @every_learner
 def test_two_updaters_of_one_learner_take_turns(kind: Kind) -> None:
-    """As where prior data come first and minibatches mixed from two sources after them, in another rhythm."""
+    """As in RLPD: first prior data, then minibatches from two sources, with another number of updates."""
     states = []
     for acceleration in ("eager", "graph"):
         learner = make_learner(kind, device="cuda")
@@ -655,7 +657,7 @@ def test_two_updaters_of_one_learner_take_turns(kind: Kind) -> None:
 
 
 @needs_gpu
-def test_graphs_that_are_destroyed_take_no_memory_of_others_along() -> None:
+def test_destroying_a_graph_does_not_free_the_memory_of_others() -> None:
     """Both are captured on one stream; the first graph is the first to use cuBLAS on it."""
     earlier, later = (make(SAC, device="cuda", acceleration="graph") for _ in range(2))
     eager = follow(make(SAC, device="cuda", acceleration="eager"), [_BLOCK + 1, _BLOCK + 1])
@@ -688,8 +690,8 @@ def test_captured_updates_read_nothing_back(kind: Kind) -> None:
         for marks in ([] if kind in REPRESENTATIVE or activation == "relu" else [pytest.mark.slow],)
     ],
 )
-def test_a_copy_that_acts_computes_what_the_policy_does(kind: Kind, activation: str) -> None:
-    """On arrays where numpy has the activation; one row, many rows, any noise, after an update and a new map."""
+def test_the_acting_copy_equals_the_policy(kind: Kind, activation: str) -> None:
+    """With numpy if it has the activation; one row, many rows, any noise, after an update and a new normaliser."""
     free = {"eta": 0.0} if "eta" in kind.Config.model_fields else {}  # of the activation
     learner = build(kind, normalize=True, network={"activation": activation}, **free)
     acting, policy = ActingPolicy(learner, copies=True), learner.model.policy
@@ -717,7 +719,7 @@ def held(policy: torch.nn.Module) -> State:
 @needs_gpu
 @every_learner
 def test_from_a_gpu_the_acting_copy_follows_the_learner(kind: Kind) -> None:
-    """After updates, captured or not, and after a state was loaded; it stays the same object, on the CPU."""
+    """After eager and captured updates and after loading a state; it stays the same object on the CPU."""
     updater = make(kind, SETTINGS["normalised"], "cuda", "graph")
     learner, policy = updater.learner, updater.learner.model.policy
     acting, obs = ActingPolicy(learner), random_batch().obs
@@ -744,8 +746,10 @@ def test_from_a_gpu_the_acting_copy_follows_the_learner(kind: Kind) -> None:
 
 @needs_gpu
 @every_learner
-def test_captured_updates_send_the_weights_to_who_acts(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The transfer is a part of the graph: nobody begins one of its own, and the copy is the policy to the bit."""
+def test_captured_updates_transfer_the_weights_to_the_acting_copy(
+    kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The transfer is part of the graph, no other one is started, and the copy equals the policy bit for bit."""
     updater = make(kind, SETTINGS["normalised"], "cuda", "graph")
     acting, policy = ActingPolicy(updater.learner), updater.learner.model.policy
     updater.acting, original = acting, WeightTransfer.copy
@@ -766,8 +770,8 @@ def test_captured_updates_send_the_weights_to_who_acts(kind: Kind, monkeypatch: 
 
 @every_device
 @every_learner
-def test_who_acts_sees_moments_that_change_before_the_first_update(kind: Kind, device: str) -> None:
-    """Running statistics move the normaliser alone; the device is not waited for."""
+def test_the_acting_copy_gets_moments_that_change_before_the_first_update(kind: Kind, device: str) -> None:
+    """Running statistics change the normaliser only, without waiting for the device."""
     learner = make_learner(kind, Setting(normalize=True), device)
     learner.model.normalizer.clip()
     acting = ActingPolicy(learner)
@@ -817,7 +821,7 @@ def test_on_a_gpu_eager_updates_use_the_list_operations_that_are_captured() -> N
 def test_a_graph_has_its_own_workspaces_of_cublas(
     version: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that were there before, and those of the graph, must not be in the memory of another graph."""
+    """Existing workspaces and those of the graph must not be in the memory of another graph."""
     done: list[str] = []
 
     @contextmanager

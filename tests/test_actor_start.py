@@ -1,4 +1,4 @@
-"""`actor_starts`: the critics learn first, and a policy that a run starts from is kept until they have."""
+"""`actor_starts`: the critics learn first, and a policy that a run starts from does not change until then."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_only_online_learners_with_an_actor_have_it() -> None:
 
 
 def built(config: TrainConfig) -> Regime:
-    """A run that is built, and trains nothing."""
+    """A run that is built but not trained."""
     spec = get_algorithm_spec(config.algo).run_spec(config)
     regime = spec.regime(spec)
     regime.close()

@@ -1,4 +1,4 @@
-"""Adapters of batched environments: every row of every step is a true transition, whatever the library does."""
+"""Adapters of batched environments: every row of every step is a valid transition for every library."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def env(request: pytest.FixtureRequest) -> Iterator[TensorEnv]:
     made.close()
 
 
-def test_every_successor_is_one_more_whatever_the_library_does_at_an_end(env: TensorEnv) -> None:
+def test_every_successor_is_correct_at_the_end_of_an_episode(env: TensorEnv) -> None:
     assert isinstance(env, TensorEnv)
     random = torch.Generator().manual_seed(0)
     obs, ends, lengths, steps = env.reset(3), [], set(), torch.zeros(ROWS, dtype=torch.int64)
@@ -127,7 +127,7 @@ def test_no_stored_row_has_another_successor(env: TensorEnv) -> None:
 
 
 @one_process
-def test_ends_are_told_apart(env: TensorEnv) -> None:
+def test_terminations_and_truncations_are_distinguished(env: TensorEnv) -> None:
     env.reset(0)
     steps = [env.step(torch.zeros(ROWS, 1)) for _ in range(20)]
     assert any(step.terminated.any() for step in steps)

@@ -1,4 +1,4 @@
-"""Runs in batched environments: equal to the bit to runs in single ones, also after a kill; populations."""
+"""Runs in batched environments equal runs in single ones bit for bit, also after a kill; populations."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def stored(ring: ReplayBuffer) -> list[float]:
 
 
 def test_an_episode_gets_its_returns_when_it_ends() -> None:
-    """Two environments and seven slots, so that episodes lie across the end of the ring."""
+    """Two environments and seven slots, so that episodes wrap around the end of the ring."""
     ring = ReplayBuffer(7, LAYOUT, torch.Generator(), n_step=NStepReturns(1, GAMMA, 2, torch.device("cpu")))
 
     def add(*rewards: float, ends: tuple[int, ...] = ()) -> None:

@@ -1,4 +1,4 @@
-"""Callbacks: when they are called, what they may do, and that their state survives."""
+"""Callbacks: when they are called, what they can do, and how their state is saved."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LOOPS = ["sac", "bc", "rlpd"]
 
 
 class Diary(Callback):
-    """Every call, with the tick at which it came."""
+    """Records every call with its tick."""
 
     def __init__(self) -> None:
         self.entries: list[tuple[str, int]] = []
@@ -89,7 +89,7 @@ class Counter(Callback):
 
 
 class Predicting(Callback):
-    """Keeps the session and what its policy does in each step."""
+    """Stores the session and its policy's actions at each step."""
 
     def on_step(self, session: Session) -> None:
         self.session, self.actions = session, session.predict([[1.0, 0.0, 0.0]] * 2)
@@ -138,9 +138,9 @@ def test_the_order_of_calls_through_both_phases(tmp_path: Path) -> None:
         ("step", 4),
         ("step", 5),
         ("end", 5),
-        ("checkpoint", 5),  # saved before it is judged
+        ("checkpoint", 5),  # saved before it is evaluated
         ("evaluation", 5),
-        ("checkpoint", 5),  # and again, with what it scored
+        ("checkpoint", 5),  # and again, with its score
     ]
 
 
@@ -170,7 +170,7 @@ def test_a_callback_stops_rlpd_online(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("algo", LOOPS)
-def test_a_run_stopped_by_a_callback_goes_on_to_the_same_end(algo: str, tmp_path: Path) -> None:
+def test_a_run_stopped_by_a_callback_resumes_to_the_same_result(algo: str, tmp_path: Path) -> None:
     config = tiny(algo, tmp_path, eval_episodes=0)
     stopped = train(config, [StopAt(25)])
     resumed = resume(stopped.run_dir, changes={"total_timesteps": 61})
@@ -179,8 +179,8 @@ def test_a_run_stopped_by_a_callback_goes_on_to_the_same_end(algo: str, tmp_path
 
 
 @pytest.mark.parametrize("algo", mostly_slow(LOOPS, "rlpd"))
-def test_a_run_stopped_by_a_callback_goes_on_to_its_own_budget(algo: str, tmp_path: Path) -> None:
-    """A stop is not an end: README's TimeLimit leaves "a checkpoint to go on from"."""
+def test_a_run_stopped_by_a_callback_resumes_to_its_own_budget(algo: str, tmp_path: Path) -> None:
+    """A stopped run can be resumed, as with README's TimeLimit."""
     config = tiny(algo, tmp_path)
     stopped = train(config, [StopAt(25)])
     assert trainer_state(stopped.checkpoint_path)["stop_final"] is False
@@ -190,7 +190,7 @@ def test_a_run_stopped_by_a_callback_goes_on_to_its_own_budget(algo: str, tmp_pa
     assert (trainer_state(resumed.checkpoint_path)["should_stop"], resumed.metrics["global_step"]) == (False, 60)
 
 
-# A stopped run is judged where it stopped, which a run left alone is not.
+# A stopped run is evaluated where it stopped; an uninterrupted one is not.
 EVALUATED_ONCE_MORE = {"trainer/best_return", "trainer/log_rows", "metrics"}
 
 
@@ -204,7 +204,7 @@ def test_the_first_reason_stays(tmp_path: Path) -> None:
     assert trainer_state(result.checkpoint_path)["stop_reason"] == "enough at 5"
 
 
-def test_state_is_kept_in_the_checkpoint_and_given_back(tmp_path: Path) -> None:
+def test_the_state_of_a_callback_is_saved_and_restored(tmp_path: Path) -> None:
     class KillCounter(KillAt):
         pass
 
@@ -247,7 +247,7 @@ def test_a_callback_that_fails_ends_the_run_and_the_run_can_be_resumed(tmp_path:
     assert differences(train(config), resume(run)) == ["checkpoints"]  # the one saved when it failed is there too
 
 
-def test_watching_changes_nothing(tmp_path: Path) -> None:
+def test_a_passive_callback_changes_nothing(tmp_path: Path) -> None:
     config = tiny("td3_bc", tmp_path)
     assert differences(train(config), train(config, [Diary()])) == ["trainer/callbacks"]
 
@@ -264,7 +264,7 @@ def test_interrupted_helper_breaks_off_where_it_says(tmp_path: Path) -> None:
 
 
 class Own(Callback):
-    """Logs a number of its own at some ticks."""
+    """Logs its own value at some ticks."""
 
     def on_step(self, session: Session) -> None:
         if session.clock.ticks % 7 == 0:
@@ -296,8 +296,8 @@ class Tick(Callback):
         return now + 1
 
 
-def test_what_was_logged_and_not_reported_survives(tmp_path: Path) -> None:
-    """Logged at 28, saved at 30, killed, reported at 40: the row is the same as in a run left alone."""
+def test_values_that_were_logged_but_not_reported_survive_a_kill(tmp_path: Path) -> None:
+    """Logged at 28, saved at 30, killed, reported at 40: the row equals that of an uninterrupted run."""
     config = tiny("sac", tmp_path, log_interval=40, total_timesteps=60, eval_episodes=0)
     straight = train(config, [Own(), KillAt()])
     with pytest.raises(Killed) as killed:

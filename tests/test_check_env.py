@@ -1,4 +1,4 @@
-"""`rl-training check-env`: what training relies on is tried out, and one table says what is wrong."""
+"""`rl-training check-env`: tests what training relies on, and lists all problems in one table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rl_training.experiment.config import TrainConfig
 
 
 class World(gym.Env[Any, Any]):
-    """Everything is right with it but for what a subclass spoils."""
+    """A valid environment, which subclasses break."""
 
     observation_space: gym.Space[Any] = gym.spaces.Box(-100.0, 100.0, (2,), np.float32)
     action_space: gym.Space[Any] = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
@@ -40,7 +40,7 @@ class Unseeded(World):
 
 
 class Drifting(World):
-    """Remembers how often it was stepped at all."""
+    """Its state depends on the total number of steps."""
 
     steps = 0
 
@@ -66,7 +66,7 @@ class Reused(World):
 
 
 class Drifted(Reused, Drifting):
-    """What it returns is another number each time it is played, seen only by those who copied it."""
+    """Changes what it returned before, which only callers that copied it can notice."""
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.steps += 1
@@ -81,7 +81,7 @@ class Halving(World):
 
 
 class Deaf(World):
-    """Every episode is the same one, whatever its seed."""
+    """Ignores its seed: every episode is the same."""
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         return super().reset(seed=0)
@@ -121,7 +121,7 @@ def checks(env: Any, **fields: Any) -> dict[str, tuple[str, str]]:
     }
 
 
-def test_what_is_right_is_ok() -> None:
+def test_valid_environments_pass_the_check() -> None:
     found = checks(World)
     assert {state for state, _ in found.values()} == {"ok"}
     assert list(found) == ["making", "spaces", "answers", "seeds", "replaying", "time limit", "gymnasium"]
@@ -151,7 +151,7 @@ def test_what_is_wrong_is_found(env: Any, subject: str, state: str, words: str) 
     assert words in found[1]
 
 
-def test_wrappers_are_part_of_what_is_checked() -> None:
+def test_wrappers_are_checked() -> None:
     limited = checks(Endless, wrappers=[{"TimeLimit": {"max_episode_steps": 1000}}])
     assert limited["time limit"] == ("ok", "1,000 steps")
 
@@ -170,7 +170,7 @@ def test_the_command() -> None:
 
 
 @pytest.mark.parametrize(("own", "wrapper", "text"), [(None, 500, "200"), (None, 50, "50"), (-1, 500, "500")])
-def test_the_smaller_of_two_time_limits_is_told(own: int | None, wrapper: int, text: str) -> None:
+def test_the_smaller_of_two_time_limits_is_reported(own: int | None, wrapper: int, text: str) -> None:
     """A wrapper does not extend the limit that `gymnasium.make` has applied."""
     config = TrainConfig(
         algo="sac",

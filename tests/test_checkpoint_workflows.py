@@ -1,4 +1,4 @@
-"""What is done with a checkpoint: evaluate it, predict with it, go on, start another run from it."""
+"""Uses of a checkpoint: evaluate it, predict with it, resume, start another run from it."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_checkpoint_holds_what_it_should(finished: tuple[str, TrainResult]) ->
     assert ("collector" in checkpoint.tensors) == online == (checkpoint.rows is not None)
     assert {"trainer", "config", "spaces"} <= checkpoint.records.keys()
     assert checkpoint.records["config"]["algo"] == algo
-    # Filled rows only: the ring holds 500, of which 60 are in use.
+    # Filled rows only: 60 of the 500 slots of the ring are in use.
     rows = 0 if checkpoint.rows is None else checkpoint.rows.filled * checkpoint.rows.width * 4
     size = sum(file.stat().st_size for file in result.checkpoint_path.rglob("*") if file.is_file())
     assert size <= rows + 1_000_000
@@ -155,14 +155,14 @@ def test_an_older_checkpoint_goes_on_in_a_folder_of_its_own(run: Path, sac_run: 
 @pytest.mark.parametrize(
     ("before", "after", "best"), [((3.0, 1.0, 2.0), (2.0, 0.0), (20, 3.0)), ((1.0, 0.5, 9.0), (0.2, 0), (60, 0.2))]
 )
-def test_a_run_in_a_folder_of_its_own_has_its_best_policy(
+def test_a_run_that_continues_in_a_new_folder_has_its_best_policy(
     before: tuple[float, ...],
     after: tuple[float, ...],
     best: tuple[int, float],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is copied if it is from before the checkpoint; otherwise its score is forgotten."""
+    """The best policy is copied if it is older than the checkpoint; otherwise its score is discarded."""
     scores = dict(zip((20, 40, 60), before))
     metrics = {"eval_return_std": 0.0, "eval_episodes": 1.0}
     monkeypatch.setattr(
@@ -179,7 +179,7 @@ def test_a_run_in_a_folder_of_its_own_has_its_best_policy(
     assert run.notes == (f"its log begins after {older}, from which it resumed in a new folder",)
 
 
-def test_a_damaged_newest_checkpoint_is_passed_over_and_the_run_goes_on(run: Path, sac_run: TrainResult) -> None:
+def test_a_damaged_newest_checkpoint_is_skipped_on_resume(run: Path, sac_run: TrainResult) -> None:
     newest = find_checkpoint(run)
     (newest / "networks.safetensors").write_bytes(b"rubbish")
     said: list[str] = []
@@ -200,9 +200,7 @@ def test_a_damaged_checkpoint_named_directly_is_refused(run: Path) -> None:
         predict_checkpoint(newest, np.zeros(3))
 
 
-def test_a_kill_between_commit_and_cleaning_up_is_no_reason_for_a_new_folder(
-    run: Path, sac_run: TrainResult
-) -> None:
+def test_a_kill_between_commit_and_cleanup_needs_no_new_folder(run: Path, sac_run: TrainResult) -> None:
     newest = find_checkpoint(run)
     shutil.copytree(newest, newest.with_name(f"{newest.name}.old"))
     result = resume(run)
@@ -252,13 +250,13 @@ def test_other_networks_are_refused_and_nothing_is_lost(run: Path) -> None:
     assert run_record(run) == record
 
 
-def test_a_run_writes_down_what_it_goes_on_with(run: Path) -> None:
+def test_a_resumed_run_records_its_settings(run: Path) -> None:
     resume(run, overrides=["total_timesteps=80", "log_interval=7"])
     settings = load_config(run / "config.resolved.yaml").config
     assert (settings.total_timesteps, settings.log_interval) == (80, 7)
 
 
-def test_evaluating_refuses_settings_nobody_owns(run: Path) -> None:
+def test_evaluating_refuses_unknown_settings(run: Path) -> None:
     with pytest.raises(ConfigError, match="unknown key 'typo'"):
         evaluate_checkpoint(run, 1, overrides=["algo_kwargs.typo=3"])
 
@@ -291,14 +289,14 @@ def test_evaluating_needs_an_episode(run: Path) -> None:
         evaluate_checkpoint(run, num_episodes=0)
 
 
-def test_a_larger_budget_goes_on(run: Path) -> None:
+def test_a_larger_budget_continues_a_finished_run(run: Path) -> None:
     result = resume(run, changes={"total_timesteps": 75})
     assert result.run_dir == run
     assert result.metrics["global_step"] == 75
     assert [int(row["step"]) for row in logged(run) if "train/n_updates" in row] == [20, 40, 60]
 
 
-def test_only_one_process_holds_a_run(run: Path) -> None:
+def test_only_one_process_can_lock_a_run(run: Path) -> None:
     from rl_training.experiment.runs import RunDirectory
 
     with RunDirectory.open(run), pytest.raises(ConfigError, match="in use by process"):
@@ -317,7 +315,7 @@ def test_only_one_process_holds_a_run(run: Path) -> None:
     ),
 )
 def test_an_offline_policy_continues_online(offline: str, online: str, tmp_path: Path) -> None:
-    """A run that ends before learning starts has the policy it was given, and all else that fits."""
+    """A run that ends before learning starts has the given policy, and all other networks that fit."""
     same = {"num_critics": 2} if offline == "cql" else {}  # as SAC has
     before = train(tiny(offline, tmp_path, kwargs=same, total_timesteps=20, eval_episodes=0))
     config = tiny(online, tmp_path, init_from=str(before.run_dir), eval_episodes=0)
@@ -332,12 +330,12 @@ def test_an_offline_policy_continues_online(offline: str, online: str, tmp_path:
     assert any(name.startswith("model.critics.") for name in shared) or offline == "iql"
     assert all(torch.equal(ours[name], theirs[name]) for name in shared)
     for name in ours:
-        if name.startswith("model.target_"):  # nothing has followed yet: every target is what it follows
+        if name.startswith("model.target_"):  # no target update yet: every target equals its source
             assert torch.equal(ours[name], ours[name.replace("target_", "")]) or name in shared
 
 
-def test_a_target_the_other_run_had_not_starts_as_what_it_follows(tmp_path: Path) -> None:
-    """AWAC has no target policy. CRR's, after an update too small to move anything, is the policy taken over."""
+def test_a_target_that_the_other_run_lacks_starts_as_a_copy_of_its_source(tmp_path: Path) -> None:
+    """AWAC has no target policy. After a negligible update, CRR's target policy equals the initial policy."""
     before = train(tiny("awac", tmp_path, total_timesteps=20, eval_episodes=0))
     kwargs = {"learning_rate": 1e-30}
     config = tiny("crr", tmp_path, kwargs=kwargs, init_from=before.run_dir, total_timesteps=1, eval_episodes=0)
@@ -349,8 +347,8 @@ def test_a_target_the_other_run_had_not_starts_as_what_it_follows(tmp_path: Path
         assert torch.equal(ours[name], theirs[f"model.{name.removeprefix('target_')}"]), name
 
 
-def test_critics_are_taken_over_whole_or_not_at_all(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Critics with LayerNorm are not EDAC's, though most of their tensors have the same shapes."""
+def test_critics_are_copied_completely_or_not_at_all(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Critics with LayerNorm do not fit EDAC, although most of their tensors have the same shapes."""
     before = train(tiny("edac", tmp_path, kwargs={"num_critics": 3}, total_timesteps=20, eval_episodes=0))
     kwargs = {"num_critics": 3, "layer_norm": True, "offline_pretrain_updates": 0}
     config = tiny("rlpd", tmp_path, kwargs=kwargs, init_from=before.run_dir, eval_episodes=0)
@@ -362,7 +360,7 @@ def test_critics_are_taken_over_whole_or_not_at_all(tmp_path: Path, caplog: pyte
     assert "they do not fit: model.critics, model.target_critics" in caplog.text
 
 
-def test_critics_that_learned_with_layer_norm_are_not_taken_over_without_it(
+def test_critics_trained_with_layer_norm_are_not_copied_without_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     kwargs = {"layer_norm": True}
@@ -377,7 +375,7 @@ def test_critics_that_learned_with_layer_norm_are_not_taken_over_without_it(
     assert "they do not fit: model.critics, model.target_critics" in caplog.text
 
 
-def test_a_normaliser_travels_with_the_policy(tmp_path: Path) -> None:
+def test_the_normaliser_is_copied_with_the_policy(tmp_path: Path) -> None:
     kwargs = {"normalize_observations": True}
     offline = train(tiny("awac", tmp_path, kwargs=kwargs, total_timesteps=20, eval_episodes=0))
     config = tiny("sac", tmp_path, init_from=str(offline.run_dir), eval_episodes=0)
@@ -417,7 +415,7 @@ def test_a_policy_that_does_not_fit_is_refused_in_one_line(
     assert not (tmp_path / "online").exists()
 
 
-def test_a_deeper_policy_is_refused_though_every_layer_asked_for_is_there(tmp_path: Path) -> None:
+def test_a_deeper_policy_is_refused_although_it_has_all_required_layers(tmp_path: Path) -> None:
     kwargs = {"hidden_sizes": [16, 16, 16]}
     before = train(tiny("awac", tmp_path / "offline", kwargs=kwargs, total_timesteps=5, eval_episodes=0))
     with pytest.raises(ConfigError, match=r"does not fit \(first difference: model\.actor\.net\.hidden\.2"):
@@ -431,7 +429,7 @@ def test_a_deterministic_policy_does_not_start_a_stochastic_one(tmp_path: Path) 
 
 
 def chosen_by_the_policy(run: TrainResult) -> list[bool]:
-    """Which actions of a run that has learned nothing yet, and adds no noise, its policy chose."""
+    """Which actions were chosen by the policy, in a run without updates and noise."""
     checkpoint = read_checkpoint(run.checkpoint_path)
     batch = RowLayout.of(spaces_from(checkpoint)).unpack(replay_rows(checkpoint))
     chosen = predict_checkpoint(run.checkpoint_path, batch.obs.numpy()) / 2.0
@@ -440,9 +438,7 @@ def chosen_by_the_policy(run: TrainResult) -> list[bool]:
 
 
 @pytest.mark.parametrize(("random_steps", "randomly"), [(None, 0), (0, 0), (4, 4)])
-def test_a_policy_taken_over_acts_from_the_first_step(
-    random_steps: int | None, randomly: int, tmp_path: Path
-) -> None:
+def test_a_copied_policy_acts_from_the_first_step(random_steps: int | None, randomly: int, tmp_path: Path) -> None:
     taught = train(tiny("td3_bc", tmp_path, total_timesteps=20, eval_episodes=0))
     kwargs = {"exploration_noise": 0.0, "random_steps": random_steps}
     config = tiny("td3", tmp_path, kwargs=kwargs, init_from=taught.run_dir, eval_episodes=0)
@@ -453,7 +449,7 @@ def test_a_policy_taken_over_acts_from_the_first_step(
     )
 
 
-def test_random_steps_and_learning_starts_are_two_things(tmp_path: Path) -> None:
+def test_random_steps_and_learning_starts_are_independent(tmp_path: Path) -> None:
     kwargs = {"exploration_noise": 0.0, "random_steps": 4}
     run = train(tiny("td3", tmp_path, kwargs=kwargs, eval_episodes=0), [StopAt(10)])
     assert chosen_by_the_policy(run) == [False] * 4 + [True] * 6

@@ -1,4 +1,4 @@
-"""A checkpoint is whole or absent: killed writers, full disks, damaged and foreign files."""
+"""A checkpoint is complete or absent: killed writers, full disks, damaged and foreign files."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_some_rows_are_spread_over_some_shards(filled: int, count: int, tmp_path
             read_checkpoint(write(tmp_path, 2, rows=empty)).some_rows(5)
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_a_checkpoint_is_read_as_it_was_written(tmp_path: Path) -> None:
     base = torch.arange(12.0)
     tensors = {
         "model": {
@@ -147,14 +147,14 @@ def test_a_moved_folder_is_the_same_checkpoint(tmp_path: Path) -> None:
         ({1: 2}, "trainer.json: record: keys must be strings"),
     ],
 )
-def test_a_record_json_would_bend_is_refused(tmp_path: Path, record: Any, message: str) -> None:
+def test_records_that_json_cannot_represent_are_refused(tmp_path: Path, record: Any, message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         write(tmp_path, 1, records={"trainer": record})
     assert list_checkpoints(tmp_path) == []
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "", "manifest", ".hidden", "a.b"])
-def test_a_part_cannot_be_named_out_of_its_folder(tmp_path: Path, name: str) -> None:
+def test_a_part_cannot_be_outside_its_folder(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match="cannot name a part"):
         write(tmp_path, 1, records={name: {}})
 
@@ -390,7 +390,7 @@ def test_any_damage_to_any_file_is_detected(
 
 
 def forge(folder: Path, **changes: Any) -> None:
-    """Rewrite a manifest with a correct hash of its own, as an attacker would."""
+    """Rewrite a manifest and its hash, as an attacker would."""
     body = json.loads((folder / "manifest.json").read_text()) | changes
     body.pop("sha256")
     body["sha256"] = hashlib.sha256(files.encode_json(body)).hexdigest()

@@ -1,4 +1,4 @@
-"""`benchmarks.evidence.choosing`: candidates are selected from, and only then played."""
+"""`benchmarks.evidence.choosing`: candidates are selected first and played only afterwards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.pages
 
 
 def study_of(folder: Path, expectiles: list[float], **settings: Any) -> Study:
-    """Settings of IQL on 200 rows that mean nothing."""
+    """Trials of IQL on 200 random rows."""
     rng, rows = np.random.default_rng(0), 200
     np.savez(
         folder / "log.npz",
@@ -33,7 +33,7 @@ def study_of(folder: Path, expectiles: list[float], **settings: Any) -> Study:
     return Study(plan, output_dir=folder / "out")
 
 
-def test_a_study_that_is_not_done_is_refused(tmp_path: Path) -> None:
+def test_an_unfinished_study_is_refused(tmp_path: Path) -> None:
     study = study_of(tmp_path, [0.6, 0.65])
     study.plan(1)
     with pytest.raises(SystemExit, match="not every trial is done"):
@@ -41,7 +41,7 @@ def test_a_study_that_is_not_done_is_refused(tmp_path: Path) -> None:
 
 
 def entry_of(trial: str | None, *trials: tuple[str, float, float, float]) -> dict[str, Any]:
-    """A measurement of (name, lower bound, discounted return, return) each, with what was selected."""
+    """A measurement with (name, lower bound, discounted return, return) per candidate, and the selected one."""
     found: list[dict[str, Any]] = [
         {"name": name, "outside": 0.05, "value": low + 1, "low": low, "high": low + 2, "discounted": discounted,
          "discounted_error": 0.5, "truth": truth, "error": 1.0}
@@ -61,7 +61,7 @@ def entry_of(trial: str | None, *trials: tuple[str, float, float, float]) -> dic
 TRIALS = (("one", 3.0, 10.0, 100.0), ("two", 2.0, 30.0, 300.0), ("three", 1.0, 20.0, 50.0))
 
 
-def test_a_choice_and_an_abstention_are_told() -> None:
+def test_a_choice_and_an_abstention_are_reported() -> None:
     text = choosing.text_of(entry_of("one", *TRIALS))
     assert "It selects one (regret 0.80)" in text
     assert "With 20 episodes in the environment it selects two (regret 0.00)" in text
@@ -69,7 +69,7 @@ def test_a_choice_and_an_abstention_are_told() -> None:
     assert "It abstains (values are close) and names one." in choosing.text_of(entry_of(None, *TRIALS))
 
 
-def test_the_optimist_is_no_part_of_the_agreement() -> None:
+def test_the_optimist_is_excluded_from_the_agreement() -> None:
     entry = entry_of(None, *TRIALS, (choosing.OPTIMIST, 99.0, -5.0, 0.0))
     assert entry["agreement"] == choosing.scores(entry["trials"][:3])
     assert entry["agreement"]["spearman"] == pytest.approx(-0.5)
@@ -77,7 +77,7 @@ def test_the_optimist_is_no_part_of_the_agreement() -> None:
 
 
 @pytest.mark.slow
-def test_selected_and_only_then_played(tmp_path: Path) -> None:
+def test_candidates_are_played_after_the_selection(tmp_path: Path) -> None:
     study = study_of(tmp_path, [0.7, 0.8], total_timesteps=10, device="cpu", eval_episodes=0)
     study.run()
     words = ["--updates", 10, "--episodes", 2, "--critics", 2, "--hidden", 8, "--optimist-updates", 10, "--play", 4,

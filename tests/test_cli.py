@@ -1,4 +1,4 @@
-"""The command line: what a person types, what is printed, which exit code, and what is left on the disk."""
+"""The command line: arguments, output, exit codes and written files."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Failing(gym.Env):
 
 
 class Recorded(gym.Env):
-    """A random walk that may terminate; every step of every instance is written down."""
+    """A random walk that may terminate; every step of every instance is recorded."""
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (2,))
     action_space = gym.spaces.Box(-1, 3, (1,))
@@ -130,7 +130,7 @@ def succeed(*args: object) -> str:
 
 
 def fails(result: Result, code: int, *words: str) -> None:
-    """One line on standard error, nothing else, with that exit code and those words in it."""
+    """Check for a single line on standard error with these words, and this exit code."""
     lines = result.stderr.splitlines()
     assert (result.exit_code, len(lines), result.stdout) == (code, 1, ""), result.output
     assert lines[0].startswith("error: ")
@@ -159,7 +159,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
 
 @pytest.fixture
 def copied(trained: tuple[Path, Result], tmp_path: Path) -> Path:
-    """The trained run, to be changed."""
+    """A copy of the trained run that a test may change."""
     target = tmp_path / "run"
     subprocess.run(["cp", "-a", trained[0], target], check=True)
     return target
@@ -173,7 +173,7 @@ def rows(text: str) -> dict[str, str]:
 # Training and what follows it.
 
 
-def test_trains_from_yaml_and_says_what_to_type_next(trained: tuple[Path, Result]) -> None:
+def test_trains_from_yaml_and_prints_the_next_commands(trained: tuple[Path, Result]) -> None:
     folder, result = trained
     table = rows(result.stdout)
     assert table["algorithm"].strip() == "sac (Soft Actor-Critic)"
@@ -285,7 +285,7 @@ def test_trains_without_a_file(tiny: Path) -> None:
     succeed("--quiet", "train", "--config", folder / "config.yaml", "--output-dir", "again")
 
 
-def test_options_change_a_file_and_are_blamed(tiny: Path) -> None:
+def test_options_override_a_file_and_are_named_in_errors(tiny: Path) -> None:
     succeed(
         *("--quiet", "train", "--config", tiny, "--steps", 10, "--set", "batch_size=4", "--set", "eval_episodes=0"),
         *("--set", "learning_starts=5"),
@@ -410,14 +410,14 @@ def test_a_deterministic_policy_cannot_be_sampled(words: list[object], tiny: Pat
 # Resuming.
 
 
-def test_resume_goes_on_to_a_larger_budget(copied: Path) -> None:
+def test_resume_continues_to_a_larger_budget(copied: Path) -> None:
     table = rows(succeed("resume", copied, "--set", "total_timesteps=150", "--device", "cpu"))
     assert table["environment steps"].strip() == "150"
     assert Path(table["run folder"].strip()) == copied
     assert (copied / "checkpoints" / "step_000000150").is_dir()
 
 
-def test_what_a_run_under_way_cannot_change_is_one_line(copied: Path) -> None:
+def test_settings_that_a_resumed_run_cannot_change_are_one_line(copied: Path) -> None:
     before = (copied / "run.json").read_text()
     fails(run("resume", copied, "--set", "algo_kwargs.alpha=auto"), 2, "alpha: cannot change from 0.2 to auto")
     fails(run("resume", copied, "--set", "hidden_sizes=[9]"), 2, "hidden_sizes: [9] differs from the [8, 8]")
@@ -426,14 +426,14 @@ def test_what_a_run_under_way_cannot_change_is_one_line(copied: Path) -> None:
     succeed("resume", copied, "--set", "alpha=0.1", "--set", "total_timesteps=130")
 
 
-def test_resuming_a_complete_run_says_so(copied: Path) -> None:
+def test_resuming_a_complete_run_is_reported(copied: Path) -> None:
     result = run("--quiet", "resume", copied)
     assert result.exit_code == 0
     assert "this run is complete" in result.stderr
     assert rows(result.stdout)["environment steps"].strip() == "120"
 
 
-def test_resuming_a_run_that_stopped_early_says_so(tiny: Path) -> None:
+def test_resuming_a_run_that_stopped_early_is_reported(tiny: Path) -> None:
     settings = ("eval_interval=30", "early_stopping={target_return: -1e9}")
     sets = [part for setting in settings for part in ("--set", f"algo_kwargs.{setting}")]
     assert "target_return" in rows(succeed("train", "--config", tiny, *sets))["stopped early"]
@@ -578,7 +578,7 @@ def test_debug_adds_the_traceback(tiny: Path) -> None:
     assert result.stderr.splitlines()[-1].startswith("error: nope.yaml")
 
 
-def test_the_unexpected_is_one_line_too(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_errors_are_one_line(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def surprise(*_: object, **__: object) -> None:
         raise KeyError("two\nlines")
 
@@ -839,7 +839,7 @@ def test_prune_without_a_best_policy_keeps_the_last(copied: Path) -> None:
     assert newest.is_file()
 
 
-def test_prune_leaves_runs_alone_that_may_go_on(copied: Path, tmp_path: Path) -> None:
+def test_prune_skips_runs_that_can_be_resumed(copied: Path, tmp_path: Path) -> None:
     record = (copied / "run.json").read_text()
     (copied / "run.json").write_text(record.replace('"status": "finished"', '"status": "interrupted"'))
     assert "skipped: it is interrupted" in succeed("prune", copied, "--keep", "best")
@@ -907,7 +907,7 @@ def test_the_doctor_refuses_a_folder_that_cannot_be_written(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("load", "threads", "noted"), [(0.3, 2, False), (3.0, 2, True), (3.0, 1, False), (0.9, 4, True)]
 )
-def test_the_doctor_tells_of_cores_that_are_shared(
+def test_the_doctor_reports_shared_cores(
     load: float, threads: int, noted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor.os, "cpu_count", lambda: 2)
@@ -918,7 +918,7 @@ def test_the_doctor_tells_of_cores_that_are_shared(
     assert all(finding.state == "note" and "OMP_NUM_THREADS=1" in finding.text for finding in notes)
 
 
-def test_the_doctor_sees_a_half_upgraded_mujoco(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_detects_a_half_upgraded_mujoco(monkeypatch: pytest.MonkeyPatch) -> None:
     versions = {"mujoco": "4.0.0", "mujoco-core": "3.3.7"}
     monkeypatch.setattr(doctor, "_version", versions.get)
     (finding,) = doctor.mujoco()
@@ -928,7 +928,7 @@ def test_the_doctor_sees_a_half_upgraded_mujoco(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("names", [("box2d", "pygame-ce"), ("box2d-py", "pygame")])
-def test_the_doctor_tells_which_extras_are_there(names: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_lists_installed_extras(names: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     box2d, pygame = names
     monkeypatch.setattr(doctor, "_version", {box2d: "2.3.10", pygame: "2.5.7", "h5py": "3.16.0"}.get)
     found = {finding.subject: finding for finding in doctor.extras()}
@@ -1041,22 +1041,22 @@ def test_finetune_takes_one_seed_or_several() -> None:
     fails(run("finetune", "runs/any", "--steps", 10, "--seed", 1, "--seeds", "0..1"), 2, "give --seed or --seeds")
 
 
-def test_the_options_in_front_say_where_they_stand() -> None:
+def test_the_error_for_misplaced_options_names_their_position() -> None:
     result = run("train", "--algo", "sac", "--quiet")
     assert result.exit_code == 2
     assert result.stderr == "error: --quiet goes before the command: rl-training --quiet …\n"
 
 
-def test_a_setting_given_as_an_option_is_told_how_settings_are_given() -> None:
+def test_the_error_for_a_setting_given_as_an_option_names_the_syntax() -> None:
     fails(run("train", "--algo", "sac", "--learning-rate", "1"), 2, "--learning-rate", "with --set NAME=VALUE")
     assert "--set" not in run("algos", "--learning-rate", "1").stderr
 
 
-def test_a_file_given_as_environment_is_told_how_a_class_is_named() -> None:
+def test_the_error_for_a_file_given_as_environment_names_the_syntax() -> None:
     result = run("train", "--algo", "sac", "--env", "my/hill.py", "--steps", "9")
     fails(result, 2, "unknown environment 'my/hill.py'", "hill:CLASS", "--allow-import")
 
 
-def test_the_algorithms_tell_the_plain_rlpd_from_the_papers() -> None:
+def test_the_list_of_algorithms_distinguishes_rlpd_from_that_of_the_paper() -> None:
     (line,) = [line for line in run("algos").stdout.splitlines() if line.startswith("rlpd")]
     assert "; plain SAC by default, the paper's settings: rlpd/paper" in line

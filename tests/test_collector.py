@@ -1,4 +1,4 @@
-"""What is stored is what happened: exact buffer contents of scripted worlds."""
+"""Collected transitions are correct: exact buffer contents for scripted environments."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def scripted(algo: str, folder: Path, script: Script, **fields: Any) -> TrainCon
 
 
 def collector_of(config: TrainConfig, capacity: int = 100, random_steps: int = 1_000) -> Collector:
-    """A collector as a run has it; until `random_steps` its actions are uniformly random."""
+    """A collector as in a run, with uniformly random actions until `random_steps`."""
     spec = get_algorithm_spec(config.algo)
     spaces = spaces_of(config)
     learner = build_learner(spec.sections, spec.sections.resolve(config.algo_kwargs), config, spaces)
@@ -89,7 +89,7 @@ def test_one_environment_row_by_row(tmp_path: Path) -> None:
 
 
 def test_stored_actions_are_the_internal_form_of_what_the_environment_was_given(tmp_path: Path) -> None:
-    """The world adds up the actions it gets, in [-1, 3]; the buffer holds them in [-1, 1]."""
+    """The environment sums its actions, in [-1, 3]; the buffer stores them in [-1, 1]."""
     collector = collector_of(scripted("sac", tmp_path, {(0, 0): episode(1, 20, "truncated")}))
     collector.start()
     for _ in range(20):
@@ -102,7 +102,7 @@ def test_stored_actions_are_the_internal_form_of_what_the_environment_was_given(
 
 
 def test_a_reward_that_scaling_makes_infinite_is_not_stored(tmp_path: Path) -> None:
-    """The reward itself is a number; 1e10 times it is none in single precision."""
+    """The reward is finite, but 1e10 times it overflows float32."""
     script = {(0, 0): episode(1, 9, "terminated"), (1, 0): episode(1e30, 9, "terminated")}
     collector = collector_of(scripted("sac", tmp_path, script, num_envs=2))
     collector.reward_map = (1e10, 0.0)
@@ -114,7 +114,7 @@ def test_a_reward_that_scaling_makes_infinite_is_not_stored(tmp_path: Path) -> N
     assert len(collector.buffer) == 0
 
 
-def test_three_environments_in_step_each_with_episodes_of_its_own(tmp_path: Path) -> None:
+def test_three_environments_with_different_episodes(tmp_path: Path) -> None:
     script = {
         (0, 0): episode(10, 1, "terminated"),
         (0, 1): episode(11, 4, "terminated"),
@@ -205,13 +205,13 @@ def test_an_environment_that_raises_ends_the_run_after_saving(tmp_path: Path) ->
     assert isinstance(caught.value.__cause__, RuntimeError)
     [run] = tmp_path.iterdir()
     checkpoint = read_checkpoint(find_checkpoint(run))
-    assert checkpoint.step == 48  # 24 whole steps of both; the broken one is not there
+    assert checkpoint.step == 48  # 24 complete steps of both, without the failed one
     assert replay_rows(checkpoint).shape[0] == 48
     record = run_record(run)
     assert (record["status"], record["exact_resume"]) == ("failed", False)
 
 
-def test_a_run_goes_on_once_its_environment_is_mended(tmp_path: Path) -> None:
+def test_a_run_resumes_once_its_environment_works_again(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFailure):
         train(failing(tmp_path, at=25))
     [run] = tmp_path.iterdir()
@@ -243,7 +243,7 @@ def test_a_failure_while_resuming_does_not_touch_the_checkpoint(tmp_path: Path) 
     assert (find_checkpoint(run) / "manifest.json").read_bytes() == before
 
 
-def test_seeds_of_episodes_never_meet() -> None:
+def test_seeds_of_episodes_are_distinct() -> None:
     places = [(p, i, e) for p in (1, 2, 3) for i in range(8) for e in range(50)]
     assert len({episode_seed(SEED, *place) for place in places}) == len(places)
 

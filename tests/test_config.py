@@ -1,4 +1,4 @@
-"""Configuration is strict: what is not understood is refused with its line, and numbers are numbers."""
+"""Configuration is strict: unknown settings are rejected with their line, and numbers are numbers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ algo_kwargs:
 
 
 def place_of(loaded: LoadedConfig, key: str) -> str:
-    """What an error about `key` begins with."""
+    """Beginning of an error message about `key`."""
     return str(loaded.explain(ConfigError("wrong", key=key))).removesuffix(": wrong")
 
 
@@ -99,7 +99,7 @@ def test_scalars_follow_yaml_1_2(text: str, value: Any) -> None:
         ("a: " + "9" * 5000, "x:1: a number of 5000 digits"),
     ],
 )
-def test_what_yaml_would_bend_is_refused_with_its_line(text: str, message: str) -> None:
+def test_ambiguous_yaml_is_refused_with_its_line(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_yaml(text, "x")
     assert str(caught.value).startswith(message)
@@ -155,7 +155,7 @@ def test_a_bad_field_is_named_with_its_line(tmp_path: Path, line: str, message: 
     assert caught.value.key == line.partition(":")[0]
 
 
-def test_a_missing_field_and_a_file_that_is_no_mapping(tmp_path: Path) -> None:
+def test_a_missing_field_and_a_file_that_is_not_a_mapping(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="total_timesteps is required"):
         load_config(write(tmp_path, "algo: sac\nenv_id: null\n"))
     with pytest.raises(ConfigError, match="a config is a mapping"):
@@ -167,7 +167,7 @@ def test_a_missing_field_and_a_file_that_is_no_mapping(tmp_path: Path) -> None:
         load_config(tmp_path / "binary")
 
 
-def test_overrides_win_and_are_blamed(tmp_path: Path) -> None:
+def test_overrides_take_precedence_and_are_named_in_errors(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
     loaded = load_config(
         path, ["total_timesteps=7", "algo_kwargs.learning_rate=1e-3", "env_kwargs.g=9.8", "tags=[a, b]"]
@@ -209,7 +209,7 @@ def owners(values: Mapping[str, Any]) -> list[str]:
     return {"sac": ["learning_rate", "batch_size", "early_stopping"]}[values["algo"]]
 
 
-def test_a_bare_key_is_found_where_it_lives(tmp_path: Path) -> None:
+def test_a_bare_key_is_found_in_its_section(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
     overrides = ["learning_rate=1e-2", "seed=4", "early_stopping.patience=3", "algo_kwargs.batch_size=2"]
     loaded = load_config(path, overrides, owners=owners)
@@ -268,7 +268,7 @@ def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert make(output_dir="~nobody-of-that-name/runs").output_dir == "~nobody-of-that-name/runs"
 
 
-def test_an_algorithm_alone_is_answered_with_its_starter() -> None:
+def test_the_error_for_the_name_of_an_algorithm_suggests_its_starter_config() -> None:
     for name, starter in {"sac": "sac/pendulum", "DQN": "dqn/cartpole", "TD3+BC": "td3_bc/pendulum"}.items():
         with pytest.raises(ConfigError, match=f"did you mean '{starter}'"):
             load_config(name)
@@ -332,7 +332,7 @@ def test_a_null_seed_is_drawn_once_and_recorded() -> None:
 
 
 def test_the_removed_setting_evaluate_beside_is_ignored(tmp_path: Path) -> None:
-    """Files and records of version 0.2 name it; records also where it was left at its default."""
+    """Files and records of version 0.2 contain it; records even at its default."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert make(evaluate_beside="auto") == make(evaluate_beside=False) == make()
@@ -391,7 +391,7 @@ def test_contradicting_names_are_refused(lines: str, message: str, tmp_path: Pat
     assert "\n" not in str(caught.value)
 
 
-def test_every_field_says_what_it_affects_and_the_sets_are_those_of_0_2() -> None:
+def test_every_field_declares_what_it_affects_as_in_0_2() -> None:
     kinds: tuple[Effect, ...] = ("run", "place", "watching", "result")
     said = [name for kind in kinds for name in TrainConfig.affecting(kind)]
     assert sorted(said) == sorted(TrainConfig.model_fields)  # each one, and once

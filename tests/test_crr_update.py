@@ -58,7 +58,7 @@ def test_the_learner_filters_by_the_mean_of_both_critics(advantage_type: str, we
 def test_the_target_is_the_minimum_at_an_action_of_the_target_policy() -> None:
     learner, batch = build(CRR, gamma=0.9), random_batch()
     noise = torch.randn(3, 16, ACTIONS)
-    with torch.no_grad():  # tell the two policies apart
+    with torch.no_grad():  # make the two policies different
         learner.model.actor.net.head.bias.add_(1.0)
     _, terms = learner.critic_loss(learner.outputs(batch, noise[0], noise[1:]))
 

@@ -1,4 +1,5 @@
-"""Wherever the rows of a data set live, the same ones are drawn; packed files are whole, and of just these data."""
+"""The location of a data set's rows does not change what is sampled; packed files are complete and match their
+data."""
 
 from __future__ import annotations
 
@@ -87,7 +88,7 @@ TRANSFORMS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("extras", [(), (NEXT_ACTIONS,)], ids=["plain", "next_actions"])
 @pytest.mark.parametrize("name", TRANSFORMS)
-def test_a_packed_file_holds_the_rows_that_memory_would(data: Path, name: str, extras: Extras) -> None:
+def test_a_packed_file_has_the_same_rows_as_memory(data: Path, name: str, extras: Extras) -> None:
     options = TRANSFORMS[name] | {"extras": extras}
     there, again = (load(data, 0, **options) for _ in range(2))
     for file in packed(data.parent):
@@ -110,7 +111,7 @@ def test_a_packed_file_holds_the_rows_that_memory_would(data: Path, name: str, e
 @pytest.mark.parametrize("extras", [(), (NEXT_ACTIONS,)], ids=["plain", "next_actions"])
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_raw_rows_are_those_of_the_file(data: Path, name: str, extras: Extras, host_memory: int | None) -> None:
-    """Whatever a learner makes of them, in memory, in a packed file and from one made before."""
+    """For every learner, in memory, in a new packed file and in an existing one."""
     plain = load(data, None)
     for _ in range(2):
         made = load(data, host_memory, extras=extras, **TRANSFORMS[name])
@@ -118,7 +119,7 @@ def test_raw_rows_are_those_of_the_file(data: Path, name: str, extras: Extras, h
     assert hold_out(made, 0.3).training.raw == made.raw
 
 
-def test_raw_rows_tell_files_apart(tmp_path: Path, data: Path) -> None:
+def test_raw_rows_distinguish_files(tmp_path: Path, data: Path) -> None:
     other = save_hdf5(tmp_path / "other.hdf5", {**WALKS, "rewards": WALKS["rewards"] + 1}, **BOUNDS)
     mixed = [settings(data), settings(other)]
     raws = [
@@ -132,7 +133,7 @@ def test_raw_rows_tell_files_apart(tmp_path: Path, data: Path) -> None:
 
 
 def test_a_packed_file_without_raw_rows_is_still_read(data: Path) -> None:
-    """Of a version that did not record them: the header of the file and its end are as they were then."""
+    """Written by a version that did not record them: the header and the end of the file have the old format."""
     load(data, reward_scale=2.0)
     (file,) = packed(data.parent)
     found = open_packed(file, json.loads(file.read_bytes()[:4096].rstrip(b"\0"))["identity"])
@@ -163,8 +164,8 @@ def test_arrays_in_memory_have_raw_rows_too(data: Path, tmp_path: Path) -> None:
     assert found == {arrays.fingerprint()}
 
 
-def test_in_place_or_not_is_the_same(data: Path) -> None:
-    """What a run makes in one place, and what the transforms make one after the other."""
+def test_transforms_in_place_give_the_same_rows(data: Path) -> None:
+    """A run transforms in place; the separate transforms give the same rows."""
     config = DatasetConfig.parse(settings(data, top_fraction=0.6, reward_scale=2.0))
     plain = load_dataset(DatasetConfig.parse(settings(data)), spaces=None)
     before = plain.rows.copy()
@@ -188,7 +189,7 @@ def test_a_mixture_has_one_file_and_keeps_its_weights(data: Path) -> None:
     assert torch.equal(drawn[0], drawn[1])
 
 
-def test_minari_data_are_packed_beside_their_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_minari_data_are_packed_next_to_their_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     save_minari(tmp_path / "minari", "mine/walks-v0", WALKS)
     config = DatasetConfig.parse({"dataset_kind": "minari", "dataset_id": "mine/walks-v0"})
@@ -200,7 +201,7 @@ def test_minari_data_are_packed_beside_their_file(tmp_path: Path, monkeypatch: p
     assert there.name == here.name
 
 
-def test_what_was_downloaded_just_now_is_packed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newly_downloaded_data_are_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     fetched = []
 
@@ -217,7 +218,7 @@ def test_what_was_downloaded_just_now_is_packed_too(tmp_path: Path, monkeypatch:
 
 
 def test_collected_transitions_are_the_same_in_a_mixture(data: Path) -> None:
-    """They have no file to be packed beside; the rows are not touched by being laid elsewhere."""
+    """Collected transitions have no file to pack next to; moving rows does not change them."""
     collected = load(data, None)
 
     def collect(size: int, seed: int) -> Any:
@@ -238,7 +239,7 @@ def test_collected_transitions_are_the_same_in_a_mixture(data: Path) -> None:
 
 
 @pytest.mark.parametrize("algo", mostly_slow(["iql", "edac", "td3_bc", "rebrac", "cql", "rlpd"], "rlpd"))
-def test_a_run_is_the_same_to_the_bit_wherever_its_rows_are(algo: str, tmp_path: Path) -> None:
+def test_a_run_is_bit_identical_for_every_location_of_its_rows(algo: str, tmp_path: Path) -> None:
     world = tmp_path / "data"
     world.mkdir()
     walks = episodes((40, 30, 50, 25), (True, False, False, True))
@@ -257,7 +258,7 @@ def test_a_run_is_the_same_to_the_bit_wherever_its_rows_are(algo: str, tmp_path:
 
 
 @pytest.mark.parametrize(("before", "after"), mostly_slow([(0, 0), (0, None), (None, 0)], (0, None)))
-def test_a_run_goes_on_to_the_bit_from_one_place_to_the_other(
+def test_a_run_resumes_exactly_with_its_rows_in_another_location(
     tmp_path: Path, data: Path, before: int | None, after: int | None
 ) -> None:
     straight = train(config_of("iql", tmp_path / "straight", data, host_memory=before), [KillAt()])
@@ -290,10 +291,10 @@ def test_members_of_a_population_share_one_mapped_file(
         assert set(differences(one, other)) <= PLACES
 
 
-# What is in a packed file is whole, and of just these data and settings.
+# A packed file is complete and belongs to exactly these data and settings.
 
 
-def test_a_packed_file_is_made_once(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_packed_file_is_written_once(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load(data)
     monkeypatch.setattr("rl_training.data.loading.read_columns", lambda *_, **__: pytest.fail("read again"))
     assert len(load(data)) == 145
@@ -311,11 +312,11 @@ def test_other_data_in_the_same_place_are_packed_again(data: Path) -> None:
     second = load(data)
     assert packed(data.parent) == [file]
     assert second.rewards[3] == 9.0
-    assert first.rewards[3] != 9.0  # whoever had mapped the old file keeps it
+    assert first.rewards[3] != 9.0  # existing mappings keep the old file
     assert second.fingerprint() != first.fingerprint()
 
 
-def test_each_way_to_make_rows_has_its_own_file(data: Path) -> None:
+def test_each_transform_has_its_own_packed_file(data: Path) -> None:
     ways: list[dict[str, Any]] = [
         {},
         {"extras": (NEXT_ACTIONS,)},
@@ -393,7 +394,7 @@ def in_nobody_s_hands(file: Path) -> None:
 @pytest.mark.parametrize(
     "damage", [cut, cut_quietly, longer, flip, empty, foreign, of_others, wild, boundless, in_nobody_s_hands]
 )
-def test_a_damaged_or_foreign_file_is_made_again(data: Path, damage: Any) -> None:
+def test_a_damaged_or_foreign_file_is_rebuilt(data: Path, damage: Any) -> None:
     expected = load(data).fingerprint()
     (file,) = packed(data.parent)
     whole = file.read_bytes()[4096:]
@@ -426,8 +427,8 @@ def test_data_that_cannot_be_read_are_not_taken_for_a_folder_without_room(
     assert [file.name for file in data.parent.iterdir()] == [data.name]
 
 
-def test_a_failure_that_is_still_looked_at_holds_no_lock(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error keeps the rows that were being made, as a notebook keeps its last one; another process goes on."""
+def test_a_stored_exception_does_not_keep_the_lock(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception keeps references to the rows, as in a notebook; another process can still pack the file."""
     kept: list[Any] = []
     room = mapped._room
     monkeypatch.setattr(mapped, "_room", lambda *arguments: kept.append(room(*arguments)) or kept[-1])
@@ -441,7 +442,7 @@ def test_a_failure_that_is_still_looked_at_holds_no_lock(data: Path, monkeypatch
     assert len(kept) == 1
 
 
-def test_unfinished_files_that_nobody_holds_are_removed(data: Path) -> None:
+def test_unfinished_files_without_an_owner_are_removed(data: Path) -> None:
     left, held = (data.with_name(f".tmp-{data.name}.{digit * 10}.rows") for digit in "01")
     left.write_bytes(b"rows under other settings, of a process that was killed")
     with held.open("w") as file:
@@ -450,10 +451,10 @@ def test_unfinished_files_that_nobody_holds_are_removed(data: Path) -> None:
     assert {*data.parent.iterdir()} == {data, held, Path(made.rows.filename)}
 
 
-def test_a_folder_that_takes_no_file_has_a_substitute(
+def test_an_unwritable_folder_is_replaced_by_the_output_folder(
     tmp_path: Path, data: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The run's output folder; one line says so."""
+    """The file is written to the run's output folder, and a line reports it."""
     load(data)
     (file,) = packed(data.parent)
     file.unlink()
@@ -470,7 +471,7 @@ def test_a_folder_that_takes_no_file_has_a_substitute(
     np.testing.assert_array_equal(there.rows, load(data, host_memory=None).rows)
 
 
-def test_where_no_folder_takes_it_one_line_says_why(
+def test_without_a_writable_folder_one_line_gives_the_reason(
     tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any) -> None:
@@ -551,7 +552,7 @@ def test_sizes_are_bytes(tmp_path: Path, text: Any, size: int) -> None:
 
 @pytest.mark.parametrize("value", ["4 bananas", "-1GB", "", "GB", -1, True, 1.5, [4], "nan", "1e400GB", "4GBGB"])
 @pytest.mark.parametrize("key", ["host_memory", "device_memory"])
-def test_what_is_no_size_is_refused(tmp_path: Path, key: str, value: Any) -> None:
+def test_invalid_sizes_are_refused(tmp_path: Path, key: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=rf"^{key} must be [^\n]*$") as refused:
         tiny("bc", tmp_path, **{key: value})
     assert refused.value.key == key
@@ -570,7 +571,7 @@ def test_the_command_line_refuses_it_in_one_line(
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_run_says_where_its_rows_are_if_that_is_unexpected(
+def test_a_run_reports_an_unexpected_location_of_its_rows(
     tmp_path: Path, data: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def said(name: str, **fields: Any) -> list[str]:
@@ -586,8 +587,8 @@ def test_a_run_says_where_its_rows_are_if_that_is_unexpected(
     assert f"145 rows (6.8 KiB) in {packed(data.parent)[0]}, read ahead" in line
 
 
-def test_a_gpu_without_room_is_worth_a_line() -> None:
-    """On a stand-in: what is said depends on the devices, not on what they are."""
+def test_a_gpu_without_enough_memory_is_reported() -> None:
+    """With a stand-in for the GPU: the message depends on the devices only."""
     rows = np.zeros((10, 4), np.float32)
     there, here = torch.zeros(1, device="meta"), torch.zeros(1)
     budgets = MemoryBudget(torch.device("meta"))

@@ -98,7 +98,7 @@ def test_minari_flags_of_any_type_are_converted(minari_root, tmp_path, dtype, ta
 
 def test_minari_episodes_may_start_where_the_last_one_ended(minari_root):
     data = episodes((3, 3), (False, False))
-    data["next_observations"][2] = data["observations"][3]  # a task that goes on after its time limit
+    data["next_observations"][2] = data["observations"][3]  # a task that continues after its time limit
     save_minari(minari_root, MINARI_ID, data)
     assert load(MINARI_ID).episode_ends.tolist() == [2, 5]
 

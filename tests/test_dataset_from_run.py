@@ -162,7 +162,7 @@ def test_iql_learns_from_the_file(tmp_path: Path) -> None:
     file = tmp_path / "data.npz"
     assert command("from-run", run, "-o", file).exit_code == 0
     assert "100 transitions" in command("validate", file, "--env", ENV).stdout
-    for env in (ENV, None):  # the file alone tells the bounds
+    for env in (ENV, None):  # only the file has the bounds
         result = IQL(env, output_dir=tmp_path / "iql", **TINY).learn(20, dataset=file, progress_bar=False)
         assert (result.metrics["update_count"], result.metrics["dataset_size"]) == (20, 100)
 

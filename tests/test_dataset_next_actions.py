@@ -1,4 +1,4 @@
-"""The data's own next actions: where they stand, which rows have one, and who gets them."""
+"""Next actions of the data: where they are stored, which rows have one, and which learners get them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_next_action_is_that_of_the_following_row_of_the_episode() -> None:
     rows = data.with_next_actions()
     columns = view(rows)
     assert numbers(columns.actions) == [0, 1, 2, 3, 4, 6]
-    assert numbers(columns.next_actions) == [1, 2, 2, 4, 5, 7]  # row 2 has none; its own stands there, masked
+    assert numbers(columns.next_actions) == [1, 2, 2, 4, 5, 7]  # row 2 has none and stores its own, masked
     assert columns.dones.tolist() == [0, 0, 1, 0, 0, 0]
     assert columns.obs[:, 0].tolist() == [0, 1, 2, 103, 104, 206]
     assert columns.next_obs[:, 0].tolist() == [1, 2, 3, 104, 105, 207]
@@ -67,8 +67,8 @@ def test_the_next_action_is_that_of_the_following_row_of_the_episode() -> None:
     assert view(data).next_actions is None
 
 
-def test_without_next_observations_the_row_before_the_last_goes_too() -> None:
-    """Its next action stands in a row that is no transition."""
+def test_without_next_observations_the_last_two_rows_are_dropped() -> None:
+    """The next action of the row before the last is in a row that is not a transition."""
     data = line([0, 0, 1, 0, 0, 0], [0, 0, 0, 0, 0, 1], next_observations=None)
     assert numbers(view(data).actions) == [0, 1, 2, 3, 4]
     columns = view(data.with_next_actions())
@@ -143,7 +143,7 @@ def test_a_part_without_next_actions_leaves_the_mixture() -> None:
     assert set(numbers(sample(rows.source(torch.Generator()), 64).actions)) == {50, 51}
 
 
-def test_data_with_next_actions_mix_only_with_their_like() -> None:
+def test_data_with_next_actions_mix_only_with_others_that_have_them() -> None:
     data = line([0, 1], [0, 0])
     rows = data.with_next_actions()
     assert numbers(view(mix([(rows, 1.0), (rows, 1.0)])).next_actions) == [1, 1, 1, 1]
@@ -182,7 +182,7 @@ def test_a_row_of_five_columns_is_what_it_was() -> None:
 
 
 @pytest.mark.parametrize(("action_dim", "padding"), [(1, []), (2, [0, 0]), (3, [])])
-def test_next_actions_stand_behind_the_actions(action_dim: int, padding: list[float]) -> None:
+def test_next_actions_are_stored_after_the_actions(action_dim: int, padding: list[float]) -> None:
     layout = RowLayout(obs_dim=2, action_dim=action_dim, discrete=False, extras=(NEXT_ACTIONS,))
     action, following = np.full((1, action_dim), 3.0), np.full((1, action_dim), 7.0)
     out = np.full((1, layout.width), np.nan, dtype=np.float32)
@@ -235,7 +235,7 @@ def test_a_learner_that_asks_gets_them(tmp_path: Path) -> None:
     Curious.seen = 0
     result = algorithm(Curious, Offline, "TD3+BC that looks", 2021).train(config)
     assert Curious.seen == 3
-    # Pendulum never terminates: the collected rows end in cuts, each of which costs one row.
+    # Pendulum never terminates: every episode of the collected rows is truncated, which costs one row each.
     cuts = -(-size // 200)
     assert result.metrics["dataset_size"] == size - cuts
     assert read_checkpoint(result.checkpoint_path).records["dataset"]["rows"] == size - cuts

@@ -1,4 +1,4 @@
-"""Files and arrays of discrete actions: what is read, what is counted, what is refused, and what is written."""
+"""Files and arrays of discrete actions: reading, number of actions, errors and writing."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def actions_of(data: TransitionDataset) -> list[int]:
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.int64, np.float32, np.float64])
 @pytest.mark.parametrize("kind", ["npz", "hdf5"])
 def test_whole_numbers_of_any_type(kind: str, dtype: Any, tmp_path: Path) -> None:
-    """Where the number of actions is told, 2.0 is as good as 2."""
+    """If the number of actions is given, 2.0 is accepted as 2."""
     save = {"npz": save_npz, "hdf5": save_hdf5}[kind]
     file = save(tmp_path / f"data.{kind}", columns(NUMBERS.astype(dtype)), num_actions=4, start=0)
     data = TransitionDataset.load(file)
@@ -92,10 +92,10 @@ def test_rows_are_drawn_with_their_actions_and_next_actions() -> None:
     assert batch.next_actions.tolist() == [1, 2, 0, 0, 2, 0, 2, 0, 1, 2]
 
 
-# The number of actions: the environment's, else what is told, else counted and said.
+# The number of actions: from the environment, else as given, else counted and reported.
 
 
-def test_the_environment_knows_the_number(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_environment_defines_the_number_of_actions(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     spaces = SpaceSpec(3, num_actions=7, start=0, action_dtype="int64")
     file = save_npz(tmp_path / "data.npz", columns())
     assert TransitionDataset.load(file, spaces=spaces).spaces == spaces
@@ -103,7 +103,9 @@ def test_the_environment_knows_the_number(tmp_path: Path, caplog: pytest.LogCapt
     assert caplog.text == ""
 
 
-def test_the_configuration_or_the_file_tells_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_configuration_or_the_file_defines_the_number_of_actions(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     plain, told = save_npz(tmp_path / "a.npz", columns()), save_npz(tmp_path / "b.npz", columns(), num_actions=5)
     for file, settings, number in ((plain, {"num_actions": 4}, 4), (told, {}, 5), (told, {"num_actions": 5}, 5)):
         config = DatasetConfig(dataset_kind="npz", dataset_path=str(file), **settings)
@@ -112,7 +114,7 @@ def test_the_configuration_or_the_file_tells_it(tmp_path: Path, caplog: pytest.L
     assert caplog.text == ""
 
 
-def test_told_numbers_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
+def test_contradicting_numbers_of_actions_are_refused(tmp_path: Path) -> None:
     file = save_npz(tmp_path / "data.npz", columns(), num_actions=5)
     config = DatasetConfig(dataset_kind="npz", dataset_path=str(file), num_actions=4)
     with pytest.raises(DatasetError, match=r"its actions are 5 discrete actions from 0, .* correct num_actions$"):
@@ -129,7 +131,7 @@ def test_a_file_that_begins_elsewhere_keeps_its_start(tmp_path: Path) -> None:
     assert load_dataset(config, spaces=None).spaces.start == 5
 
 
-def test_otherwise_it_is_the_largest_plus_one_and_that_is_said(
+def test_a_missing_number_of_actions_is_counted_and_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = save_npz(tmp_path / "data.npz", columns(2 * NUMBERS))
@@ -177,7 +179,7 @@ WRONG: dict[str, tuple[Any, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_are_no_discrete_actions(name: str, tmp_path: Path) -> None:
+def test_values_that_are_not_discrete_actions_are_refused(name: str, tmp_path: Path) -> None:
     actions, told, message = WRONG[name]
     for make in (
         lambda: TransitionDataset.from_arrays(**columns(actions), **told),
@@ -202,7 +204,7 @@ def test_discrete_data_for_a_continuous_environment() -> None:
         TransitionDataset.from_arrays(**columns(), spaces=SpaceSpec(3, (-1.0, -1.0), (1.0, 1.0)))
 
 
-def test_a_space_of_more_actions_than_rows_can_tell_apart() -> None:
+def test_a_space_with_too_many_actions_for_rows_is_refused() -> None:
     assert SpaceSpec(1, num_actions=MOST_ACTIONS).num_actions == MOST_ACTIONS
     with pytest.raises(ConfigError, match="16777217 discrete actions are too many"):
         SpaceSpec(1, num_actions=MOST_ACTIONS + 1)
@@ -224,8 +226,8 @@ def test_the_same_rows_in_every_format(kind: Any, dtype: Any, tmp_path: Path) ->
         assert raw.data["actions"].dtype == (np.int64 if kind == "minari" else dtype)
 
 
-def test_a_counted_number_is_never_written_down(tmp_path: Path) -> None:
-    """A guess in a file would be taken for knowledge by whoever reads it."""
+def test_a_counted_number_of_actions_is_never_written(tmp_path: Path) -> None:
+    """A counted number is a guess, which readers of the file would take as given."""
     source = save_npz(tmp_path / "data.npz", columns())
     with pytest.raises(DatasetError, match="nothing tells their number"):
         convert_dataset(source, "minari", "logs/guess-v0")

@@ -40,7 +40,7 @@ every_algo = pytest.mark.parametrize("algo", KINDS)
 
 
 def kept(algo: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """Those of `settings` that `algo` has on discrete actions."""
+    """The items of `settings` that `algo` has for discrete actions."""
     sections = get_algorithm_spec(algo).sections.discrete
     assert sections is not None
     return {key: value for key, value in settings.items() if key in sections.owners()}
@@ -53,7 +53,7 @@ def small(algo: str, folder: Path, *, kwargs: dict[str, Any] | None = None, **fi
 
 
 def logs(rows: int = 60, *, choices: int = 3, seed: int = 0) -> dict[str, NDArray[Any]]:
-    """Decisions of one step each: the right one is the sign of the first number, and pays 1."""
+    """Decisions of one step each: the right action is the sign of the first observation, and pays 1."""
     rng = np.random.default_rng(seed)
     obs = rng.normal(size=(rows, 3)).astype(np.float32)
     actions = rng.integers(choices, size=rows)
@@ -96,7 +96,7 @@ def test_its_settings_are_some_of_the_algorithm_s(algo: str) -> None:
     assert get_algorithm_spec(algo).learners == (sections.learner, KINDS[algo])
 
 
-def test_the_others_take_one_kind_of_actions() -> None:
+def test_the_other_algorithms_accept_one_kind_of_actions() -> None:
     for spec in list_algorithm_specs():
         if spec.name not in KINDS:
             assert spec.sections.takes_discrete == (spec.name == "dqn")
@@ -128,13 +128,13 @@ def test_a_resumed_run_refuses_it_too_and_does_not_blame_the_networks(tmp_path: 
 
 
 @every_algo
-def test_an_unknown_setting_is_still_told_the_nearest(algo: str, tmp_path: Path) -> None:
+def test_the_error_for_an_unknown_setting_names_the_nearest(algo: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="unknown key 'gama'; did you mean 'gamma'"):
         train(small(algo, tmp_path, kwargs={"gama": 0.9}))
 
 
 @pytest.mark.parametrize("algo", CONTINUOUS_ONLY)
-def test_algorithms_of_continuous_actions_say_what_to_use(algo: str, tmp_path: Path) -> None:
+def test_algorithms_for_continuous_actions_name_an_alternative(algo: str, tmp_path: Path) -> None:
     data = TransitionDataset.from_arrays(**logs(), num_actions=3)
     with pytest.raises(ConfigError, match=rf"^arrays: has discrete actions and {algo} .*; use bc, cql or iql$"):
         train(tiny(algo, tmp_path, env_id=None, eval_episodes=0), dataset=data)
@@ -216,7 +216,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(algo: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("algo", ["cql", *(pytest.param(one, marks=pytest.mark.slow) for one in ("bc", "iql"))])
-def test_members_of_a_population_are_runs_of_their_own(algo: str, tmp_path: Path) -> None:
+def test_members_of_a_population_equal_single_discrete_runs(algo: str, tmp_path: Path) -> None:
     """What they have learned is what each alone learns, up to the order of sums."""
     config = small(algo, tmp_path, kwargs=kept(algo, EVENTFUL), seeds=[3, 0, 8], total_timesteps=20)
     together = train_population(members_of(config), options=QUIET)
@@ -249,7 +249,7 @@ def test_a_setting_cannot_come_in_by_resuming(tmp_path: Path) -> None:
     ("first", "second"),
     mostly_slow([("cql", "dqn"), ("dqn", "cql"), ("bc", "iql"), ("iql", "bc")], ("cql", "dqn"), ("bc", "iql")),
 )
-def test_a_policy_goes_on_in_another_algorithm(first: str, second: str, tmp_path: Path) -> None:
+def test_a_policy_starts_another_algorithm(first: str, second: str, tmp_path: Path) -> None:
     def config(algo: str, **fields: Any) -> TrainConfig:
         make = tiny if algo == "dqn" else small
         return make(algo, tmp_path, eval_episodes=0, **fields)
@@ -304,7 +304,8 @@ def test_its_preset_is_for_discrete_actions(algo: str, tmp_path: Path) -> None:
 
 
 def test_commands_from_a_run_of_dqn_to_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its replay becomes a file, the file is shown and learned from, the run evaluated, asked and reported."""
+    """The replay buffer becomes a file that is shown and learned from; the run is evaluated, predicted with and
+    reported."""
     monkeypatch.chdir(tmp_path)
     dqn = train(tiny("dqn", tmp_path / "dqn", eval_episodes=0))
     assert command("dataset", "from-run", dqn.run_dir, "-o", "replay.npz").exit_code == 0
@@ -344,20 +345,20 @@ def test_what_a_stochastic_policy_collects(tmp_path: Path) -> None:
             assert set(np.load(file)["actions"].tolist()) == {0, 1}
 
 
-def test_the_list_of_algorithms_tells_their_actions() -> None:
+def test_the_list_of_algorithms_has_their_kinds_of_actions() -> None:
     found = {one["name"]: one["actions"] for one in json.loads(command("algos", "--json").stdout)}
     assert {name for name, actions in found.items() if actions == "continuous or discrete"} == set(KINDS)
     assert {name for name, actions in found.items() if actions == "discrete"} == {"dqn"}
 
 
-def test_the_help_of_a_class_says_what_discrete_actions_change() -> None:
+def test_the_help_of_a_class_documents_discrete_actions() -> None:
     assert CQL.__doc__ is not None
     assert "On discrete actions" in CQL.__doc__
     assert "n_actions" in CQL.__doc__.partition("On discrete actions")[2]
     assert "On discrete actions" not in str(rl_training.AWAC.__doc__)
 
 
-def test_records_tell_the_learner_without_an_environment(tmp_path: Path) -> None:
+def test_records_determine_the_learner_without_an_environment(tmp_path: Path) -> None:
     """What a loaded policy is follows from the spaces in its checkpoint, not from the settings."""
     result = train(small("iql", tmp_path, total_timesteps=2, eval_episodes=0))
     loaded = load_policy(open_checkpoint(result.checkpoint_path))

@@ -81,7 +81,7 @@ def test_a_weight_of_zero_leaves_double_dqn() -> None:
 
 @every_kind
 def test_it_finds_the_better_of_two_actions(kind: type[Learner]) -> None:
-    """One state; an action that pays 1, one taken as often that pays nothing, and two that are taken less."""
+    """One state with an action that pays 1, an equally frequent one that pays nothing, and two rarer ones."""
     learner = build(kind, learning_rate=1e-2)
     batch = random_batch(discrete=True, done=1.0, size=96)
     actions = torch.arange(96) % 6 % CHOICES  # 0 and 1 twice as often as 2 and 3
@@ -168,14 +168,14 @@ def test_the_model_s_values_are_those_of_its_critics() -> None:
 
 @pytest.mark.parametrize("change", [Tensor.float, lambda a: F.one_hot(a, CHOICES), lambda a: a[:, None].float()])
 @every_kind
-def test_actions_that_are_no_whole_numbers_are_refused(kind: type[Learner], change: Any) -> None:
+def test_actions_that_are_not_integers_are_refused(kind: type[Learner], change: Any) -> None:
     batch = random_batch(discrete=True)._replace(next_actions=None)
     wrong = batch._replace(actions=change(batch.actions))
     with pytest.raises(ValueError, match=r"actions must be whole numbers of shape \(16,\)"):
         build(kind).update(wrong, global_step=0)
 
 
-def test_shapes_that_mean_nothing_are_refused() -> None:
+def test_invalid_shapes_are_refused() -> None:
     with pytest.raises(ValueError, match="critic_hidden_sizes has no meaning"):
         MLPQNetwork(OBS, CHOICES, (8,), critic_hidden_sizes=(8,))
     with pytest.raises(ValueError, match="critic_hidden_sizes has no meaning for BC"):

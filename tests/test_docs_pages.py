@@ -1,8 +1,8 @@
-"""The documentation site: its guides are run, its navigation is whole, its generated parts are the code's.
+"""The documentation site: guides run, the navigation is complete, generated parts match the code.
 
-A guide is run as a reader would go through it: block after block, in one folder, with a hundredth of the steps. A
-file is written where a block's first line names it (`# reach.yaml`); `runs/RUN` is the newest run in `runs`. What
-cannot be run here says why in front of it, `<!-- not run: needs SLURM -->`; its commands must exist all the same.
+A guide is run as a reader would: block after block, in one folder, with a hundredth of the steps. A block is
+written to a file if its first line names one (`# reach.yaml`); `runs/RUN` is the newest run in `runs`. A block that
+cannot run here is preceded by a reason, `<!-- not run: needs SLURM -->`; its commands must still exist.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ pytestmark = pytest.mark.pages
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 ALGORITHMS = [spec.name for spec in list_algorithm_specs()]
-# Their commands and programs are run here; every other page has tests of its own.
+# Their commands and programs are run here; every other page has its own tests.
 GUIDES = ["index", "start", "choosing", *(f"guides/{path.stem}" for path in sorted((DOCS / "guides").glob("*.md")))]
-# Seconds rather than moments: reports are drawn, populations stacked, ensembles trained.
+# Slower pages: they draw reports, stack populations and train ensembles.
 SLOW = {"start", "guides/data", "guides/offline-to-online", "guides/seeds"}
 BLOCK = re.compile(r"(?:^<!-- not run: ([^\n]+) -->\n)?^```(\w*)\n(.*?)^```$", re.M | re.S)
 
@@ -57,7 +57,7 @@ class Block(NamedTuple):
         return found[1] if found else ""
 
     def lines(self) -> list[str]:
-        """Those of a shell block; one that ends with a backslash goes on."""
+        """Commands of a shell block; lines that end with a backslash are joined."""
         return [line for line in self.text.replace("\\\n", " ").splitlines() if line.strip()]
 
     def commands(self) -> list[list[str]]:
@@ -69,7 +69,7 @@ def blocks(text: str) -> list[Block]:
 
 
 def short(text: str, divisor: int = 100) -> str:
-    """A hundredth of the steps, as `shortened` does for Python, in the spellings of commands and YAML too."""
+    """Reduce the steps to a hundredth, like `shortened` for Python, in commands and YAML as well."""
     spelling = r'(--steps |"?(?:total_timesteps|learning_starts)"?: )(\d+)'
     return re.sub(spelling, lambda found: f"{found[1]}{max(1, int(found[2]) // divisor)}", shortened(text))
 
@@ -153,8 +153,8 @@ def every_block() -> Iterator[tuple[str, Block]]:
             yield page, block
 
 
-def test_nothing_in_a_guide_escapes_the_tests() -> None:
-    """A shell block that is run has commands of this package alone, and YAML is a file that a command reads."""
+def test_every_block_of_a_guide_is_tested() -> None:
+    """Shell blocks contain only commands of this package, and YAML blocks are files that a command reads."""
     for page, block in every_block():
         if block.reason or block.language in ("python", "bibtex"):
             continue
@@ -248,7 +248,7 @@ def test_the_navigation_has_every_page_once() -> None:
     assert sorted(found) == sorted(there - excluded)
 
 
-def test_every_page_is_run_somewhere() -> None:
+def test_every_page_with_python_is_tested() -> None:
     """A page with Python in it is walked through here, or another test reads it."""
     others = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").glob("test_*.py"))
     for path in DOCS.rglob("*.md"):
@@ -279,7 +279,7 @@ def test_every_term_of_every_update_is_explained() -> None:
     assert reported == set(describe_algorithm.TERMS)
 
 
-def test_a_row_is_of_its_algorithm_alone() -> None:
+def test_a_row_belongs_to_one_algorithm() -> None:
     text = (
         "## One\n\n|  | b |\n|---|---|\n| TD3 | 1 |\n| TD3+BC | 2 |\n| Stable-Baselines3 TD3 | 3 |\n| TD3, x | 4 |"
     )
@@ -359,8 +359,8 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
             assert (path.parent / picture).is_file(), f"{path}: {picture}"
 
 
-def test_the_site_shows_types_that_are_there() -> None:
-    """It is built with packages that a test may not need, so its source is read."""
+def test_the_types_on_the_site_exist() -> None:
+    """The site is built with packages that tests may not need, so its source is read."""
     source = (DOCS.parent / "tools" / "docs_site.py").read_text(encoding="utf-8")
     named = set(re.findall(r"\bmanaged\.([A-Z]\w*)", source))
     assert named >= {"Data", "Environment"}

@@ -1,4 +1,4 @@
-"""A short real run of DQN: 60 steps, of which it learns from the 20th on."""
+"""A short real run of DQN: 60 steps, with updates from the 20th step on."""
 
 from __future__ import annotations
 

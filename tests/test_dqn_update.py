@@ -1,4 +1,4 @@
-"""DQN: whose maximum, which target, how often it moves, how often it explores."""
+"""DQN: double Q-learning, the target network and its update interval, and exploration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""EDAC: the slopes are autograd's, diversity is what the paper says, and without it EDAC is SAC-N."""
+"""EDAC: action gradients equal autograd's, diversity matches the paper, and without it EDAC is SAC-N."""
 
 from __future__ import annotations
 

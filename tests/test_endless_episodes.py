@@ -1,4 +1,4 @@
-"""An episode that never ends: memory, checkpoints and the cost of a resume are bounded, and the run says so."""
+"""Episodes that never end: memory, checkpoints and the cost of a resume are bounded, and a warning is printed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def endless(folder: Path, **fields: Any) -> TrainConfig:
 
 
 @pytest.mark.usefixtures("_small")
-def test_a_run_says_once_that_its_episode_is_too_long(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_warns_once_about_an_episode_that_is_too_long(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     result = train(endless(tmp_path, total_timesteps=120, checkpoint_interval=20))
     said = capsys.readouterr().err
     assert said.count("warning: a resumed run will not be exact: environment 0 is at step ") == 1
@@ -98,7 +100,7 @@ def test_an_evaluation_does_not_copy_the_running_episodes(tmp_path: Path, monkey
 
 
 class Still(gym.Env[Any, Any]):
-    """Nothing ever happens."""
+    """An environment in which nothing happens."""
 
     observation_space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
     action_space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
@@ -118,7 +120,9 @@ if "Still-v0" not in gym.registry:
 @pytest.mark.parametrize(
     ("bound", "steps"), [(100, 3_000), pytest.param(pools.LONGEST_REPLAY, 1_000_000, marks=pytest.mark.slow)]
 )
-def test_memory_is_flat_however_long_an_episode_is(bound: int, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_does_not_grow_with_the_length_of_an_episode(
+    bound: int, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pools, "LONGEST_REPLAY", bound)
     pool = EnvPool(TrainConfig(algo="sac", env_id="Still-v0", total_timesteps=1, seed=0))
     pool.reset(0)

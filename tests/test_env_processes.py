@@ -1,4 +1,4 @@
-"""An environment's own process: what it imports, from where it can be started, and that it never outlives a run."""
+"""Environment processes: what they import, from where they can be started, and that they never outlive a run."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ ENVIRONMENT = {
     "PYTHONPATH": str(SOURCE),
 }
 
-# Its observation tells which of these modules its process has imported, whether the main script too, and how many
-# threads it may use.
+# Its observation encodes which of these modules its process has imported, whether it imported the main script, and
+# how many threads it may use.
 HEAVY = ("torch", "pydantic", "yaml", "typer", "rl_training.experiment", "rl_training.runtime")
 REPORTER = f"""
 import os, sys, time
@@ -119,8 +119,8 @@ def local(**fields: Any) -> list[list[float]]:
 @pytest.mark.parametrize(
     "how", mostly_slow(["script", "module", "command", "input", "notebook"], "script", "notebook")
 )
-def test_ids_need_no_guard_wherever_they_are_asked_for(how: str, tmp_path: Path) -> None:
-    """Nothing of the main program is imported again: its second import would start environments again."""
+def test_environment_ids_need_no_main_guard(how: str, tmp_path: Path) -> None:
+    """The main program is not imported again, which would start environments recursively."""
     program = ASK + PENDULUM
     (tmp_path / "program.py").write_text(program)
     notebook = f"import __main__; assert not hasattr(__main__, '__file__'); exec({program!r}, vars(__main__))"
@@ -136,7 +136,7 @@ def test_ids_need_no_guard_wherever_they_are_asked_for(how: str, tmp_path: Path)
     assert answer(done) == local(env_id="Pendulum-v1", seed=3, num_envs=2)
 
 
-def test_it_imports_what_makes_an_environment_and_no_more(asking: Bare, tmp_path: Path) -> None:
+def test_a_process_imports_only_what_its_environment_needs(asking: Bare, tmp_path: Path) -> None:
     (tmp_path / "reporter.py").write_text(REGISTERED)
     program = ASK + 'ask(env_id="reporter:Reporter-v0", allow_import=True)\n'
     assert answer(script(asking, tmp_path, program)) == [SLIM]
@@ -144,8 +144,8 @@ def test_it_imports_what_makes_an_environment_and_no_more(asking: Bare, tmp_path
     assert (sum(imported), threads) == (0.0, 3.0)  # what the user has set is not touched
 
 
-def test_what_the_program_registered_and_imported_is_known_there(asking: Bare, tmp_path: Path) -> None:
-    """By its name alone: no import of the program, so no guard either."""
+def test_registrations_of_the_program_are_available_in_processes(asking: Bare, tmp_path: Path) -> None:
+    """By its name only: the program is not imported, so no guard is needed."""
     (tmp_path / "reporter.py").write_text(REPORTER)
     program = (
         "import gymnasium, reporter\n"
@@ -160,7 +160,7 @@ def test_what_the_program_registered_and_imported_is_known_there(asking: Bare, t
 
 
 def test_a_registration_that_differs_from_gymnasium_s(asking: Bare, tmp_path: Path) -> None:
-    """`Pendulum-v1` with another gravity: the first observation does not tell, the second does."""
+    """`Pendulum-v1` with another gravity: only the second observation shows the difference."""
     program = (
         "import gymnasium, numpy as np\n"
         'gymnasium.registry["Pendulum-v1"].kwargs = {"g": 1.0}\n'
@@ -222,7 +222,7 @@ def test_on_the_command_line_with_a_module_of_the_current_folder(key: str, loade
 
 
 def running(pid: int) -> bool:
-    """Whether a process is there, and not only its exit code for a parent to read."""
+    """Whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -254,7 +254,7 @@ print(json.dumps([env._process.pid for env in pool.envs]), flush=True)
         "for env in pool.envs: env.send(np.zeros(1, np.float32))\ninput()\n",  # in the middle of a step
     ],
 )
-def test_killing_the_parent_leaves_none(ending: str, tmp_path: Path) -> None:
+def test_processes_end_when_their_parent_is_killed(ending: str, tmp_path: Path) -> None:
     (tmp_path / "reporter.py").write_text(REGISTERED)
     parent = subprocess.Popen(
         [sys.executable, "-c", ASK + HOLD + ending],
@@ -276,7 +276,9 @@ def test_killing_the_parent_leaves_none(ending: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["", "del pool\n", "1 / 0\n", "for env in pool.envs: env.send(np.zeros(1))\n"])
-def test_nor_does_a_parent_that_ends_without_closing_them(ending: str, asking: Bare, tmp_path: Path) -> None:
+def test_processes_end_when_their_parent_exits_without_closing_them(
+    ending: str, asking: Bare, tmp_path: Path
+) -> None:
     (tmp_path / "reporter.py").write_text(REGISTERED)
     strict = "import warnings\nwarnings.simplefilter('error')\nsys.warnoptions.append('error')\n"
     done = asking.run(strict + ASK + HOLD + ending, cwd=tmp_path)
@@ -285,7 +287,7 @@ def test_nor_does_a_parent_that_ends_without_closing_them(ending: str, asking: B
     assert gone(json.loads(done.stdout.splitlines()[1]))
 
 
-def test_a_fork_that_ends_takes_none_along(asking: Bare, tmp_path: Path) -> None:
+def test_a_fork_that_exits_does_not_end_the_processes(asking: Bare, tmp_path: Path) -> None:
     (tmp_path / "reporter.py").write_text(REGISTERED)
     fork = "import os\nif os.fork() == 0: sys.exit()\nos.wait()\nprint(json.dumps(pool.reset(0).tolist()))\n"
     done = asking.run(ASK + HOLD + fork, cwd=tmp_path)
@@ -293,13 +295,13 @@ def test_a_fork_that_ends_takes_none_along(asking: Bare, tmp_path: Path) -> None
 
 
 def test_standard_streams_that_are_closed(asking: Bare, tmp_path: Path) -> None:
-    """Their numbers are given to the next files opened, which must not be mistaken for them."""
+    """Their file descriptors are reused by the next files, which must not be mistaken for them."""
     program = f"import os\nfor number in (0, 2): os.close(number)\n{ASK}{PENDULUM}"
     done = asking.run(program, cwd=tmp_path)
     assert json.loads(done.stdout) == local(env_id="Pendulum-v1", seed=3, num_envs=2)
 
 
-def test_an_environment_that_cannot_be_made_there() -> None:
+def test_an_environment_that_cannot_be_constructed_in_a_process() -> None:
     fields: dict[str, Any] = {"algo": "sac", "total_timesteps": 1, "environments": "processes"}
     pool = EnvPool(TrainConfig(env_id="Pendulun-v1", **fields))
     try:

@@ -1,4 +1,4 @@
-"""Evaluation is honest: exactly n episodes on fixed seeds, and training does not notice."""
+"""Evaluation plays exactly n episodes with fixed seeds and does not affect training."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def policy_of(config: TrainConfig) -> Policy:
 
 
 def expected(episodes: int) -> tuple[list[float], list[int]]:
-    """Returns and lengths of the scripted world's evaluation episodes: seeds tell label and length."""
+    """Returns and lengths of the scripted evaluation episodes; the seed determines label and length."""
     returns, lengths = [], []
     for number in range(episodes):
         seed = episode_seed(_SEED, EVALUATION, number % 8, number // 8)
@@ -47,7 +47,7 @@ def expected(episodes: int) -> tuple[list[float], list[int]]:
 
 
 @pytest.mark.parametrize("episodes", [1, 2, 7, 10, 11, 23])
-def test_exactly_n_episodes_whatever_their_lengths(episodes: int, tmp_path: Path) -> None:
+def test_exactly_n_episodes_are_played_for_any_lengths(episodes: int, tmp_path: Path) -> None:
     config = tiny("sac", tmp_path, env_id=SCRIPTED)
     metrics = Evaluator(config, spaces_of(config)).run(policy_of(config), episodes)
     returns, lengths = expected(episodes)
@@ -97,8 +97,8 @@ class OnlyIfSolved(gym.Wrapper[Any, Any, Any, Any]):
         return *answer, {key: value for key, value in info.items() if value}  # type: ignore[return-value]
 
 
-def test_an_episode_that_reports_nothing_is_no_success(tmp_path: Path) -> None:
-    """If others report it. Otherwise the rate would be 1 or missing, and never in between."""
+def test_an_episode_without_a_report_is_not_a_success(tmp_path: Path) -> None:
+    """If other episodes report success. Otherwise the rate could only be 1 or missing."""
     reports, wrappers = {"reports": "success", "at_end": True}, [f"{__name__}:OnlyIfSolved"]
     config = tiny("sac", tmp_path, env_id=SCRIPTED, env_kwargs=reports, wrappers=wrappers, allow_import=True)
     played = Evaluator(config, spaces_of(config)).play(policy_of(config), 12)
@@ -133,7 +133,7 @@ def test_the_result_does_not_depend_on_what_was_evaluated_before(tmp_path: Path)
 def test_an_episode_does_not_depend_on_how_many_are_played(
     backend: str, deterministic: bool, tmp_path: Path
 ) -> None:
-    """Of 1, 3, 10 or 12 episodes, side by side or one after another: the same returns, to the bit."""
+    """1, 3, 10 or 12 episodes, concurrently or sequentially, have bit-identical returns."""
     config = tiny("sac", tmp_path, kwargs={"hidden_sizes": [256, 256]}, eval_max_steps=30)
     policy, spaces = policy_of(config).requires_grad_(False), spaces_of(config)
     if backend == "numpy":
@@ -158,7 +158,7 @@ def test_processes_play_the_same_episodes(tmp_path: Path) -> None:
         evaluator.close()
 
 
-def test_twice_the_same(tmp_path: Path) -> None:
+def test_an_evaluation_is_reproducible(tmp_path: Path) -> None:
     config = tiny("sac", tmp_path)
     policy, spaces = policy_of(config), spaces_of(config)
     evaluator = Evaluator(config, spaces)
@@ -173,8 +173,8 @@ def test_evaluation_seeds_are_not_training_seeds() -> None:
     )
 
 
-def test_it_acts_without_exploring(tmp_path: Path) -> None:
-    """A stochastic policy is judged by its mode: the same return every time, unlike a sampled one."""
+def test_evaluation_does_not_explore(tmp_path: Path) -> None:
+    """A stochastic policy is evaluated with its mode: the return is the same every time, unlike a sampled one."""
     config = tiny("sac", tmp_path, env_id="Identity-v0")
     policy, spaces = policy_of(config), spaces_of(config)
     obs = torch.linspace(-1, 1, 5)[:, None]
@@ -193,7 +193,7 @@ def test_a_non_finite_observation_is_an_error(tmp_path: Path) -> None:
 
 
 def everything(session: Session) -> dict[str, Any]:
-    """All of a run that evaluation must not touch."""
+    """All state of a run that evaluation must not change."""
     learner = session.learner.state_dict()
     saved = Saved() if session.experience is None else session.experience.save()
     return {
@@ -230,7 +230,7 @@ def networks(config: TrainConfig) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("algo", mostly_slow(["dqn", "sac", "redq", "bc", "cql", "rlpd"], "sac"))
-def test_watching_a_run_does_not_change_it(algo: str, tmp_path: Path) -> None:
+def test_evaluation_and_logging_do_not_change_a_run(algo: str, tmp_path: Path) -> None:
     plain: dict[str, Any] = {"eval_episodes": 0, "log_interval": 10_000, "checkpoint_interval": 10_000}
     plain["eval_max_steps"] = 20
     reference = networks(tiny(algo, tmp_path, **plain))
@@ -244,7 +244,7 @@ def test_watching_a_run_does_not_change_it(algo: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("algo", mostly_slow(["dqn", "sac", "bc", "rlpd"], "rlpd"))
-def test_same_seed_same_run_and_another_seed_another(algo: str, tmp_path: Path) -> None:
+def test_a_run_is_determined_by_its_seed(algo: str, tmp_path: Path) -> None:
     config = tiny(algo, tmp_path)
     reference = networks(config)
     torch.manual_seed(77)
@@ -252,7 +252,7 @@ def test_same_seed_same_run_and_another_seed_another(algo: str, tmp_path: Path) 
     assert networks(config.replace(seed=4)) != reference
 
 
-def test_no_seed_draws_one_and_records_it(tmp_path: Path) -> None:
+def test_a_missing_seed_is_drawn_and_recorded(tmp_path: Path) -> None:
     results = [train(tiny("bc", tmp_path, seed=None, total_timesteps=3)) for _ in range(2)]
     seeds = [read_checkpoint(result.checkpoint_path).records["config"]["seed"] for result in results]
     assert None not in seeds
@@ -260,14 +260,14 @@ def test_no_seed_draws_one_and_records_it(tmp_path: Path) -> None:
 
 
 def test_the_best_policy_is_kept(tmp_path: Path) -> None:
-    """Every evaluation of the scripted world gives the same return: the first one stays the best."""
+    """All evaluations of the scripted environment have the same return, so the first one stays the best."""
     result = train(tiny("sac", tmp_path, env_id=SCRIPTED, kwargs={"eval_interval": 20}))
     assert [path.name for path in (result.run_dir / "best").iterdir()] == ["step_000000020"]
     evaluations = [row for row in logged(result.run_dir) if "eval/mean_reward" in row]
     assert [row["step"] for row in evaluations] == ["20", "40", "60"]
 
 
-def test_no_evaluation_episodes_no_evaluation(tmp_path: Path) -> None:
+def test_zero_evaluation_episodes_disable_evaluation(tmp_path: Path) -> None:
     result = train(tiny("sac", tmp_path, kwargs={"eval_interval": 10}, eval_episodes=0))
     assert not any(name.startswith("eval") for name in result.metrics)
     assert not any("eval/mean_reward" in row for row in logged(result.run_dir))

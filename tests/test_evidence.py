@@ -1,4 +1,5 @@
-"""Evidence from studies: worked on by the clock, gone on with, judged, rendered; and the studies there are."""
+"""`benchmarks.evidence`: studies run for a time, continue, are evaluated and rendered; and the studies of the
+repository."""
 
 from __future__ import annotations
 
@@ -64,7 +65,7 @@ def study(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Documents, results and pictures elsewhere than in this repository."""
+    """A temporary repository for documents, results and figures."""
     root = tmp_path / "root"
     document = root / "docs" / "results.md"
     document.parent.mkdir(parents=True)
@@ -79,13 +80,13 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages go to another folder, and workers are forked."""
+    """Write pages to another folder, and fork workers."""
     monkeypatch.setattr(report, "output", tmp_path)
     monkeypatch.setattr(os, "posix_spawn", fork_for_spawn)
 
 
 class AtFirstCheckpoint(threading.Timer):
-    """The clock of a command, over as soon as every run has been saved once."""
+    """The time limit of a command, which ends as soon as every run has a checkpoint."""
 
     runs: Path
 
@@ -100,7 +101,7 @@ def work(*words: object) -> int:
     return main(["run", *map(str, words), "--processes", "1"])
 
 
-def test_a_study_goes_on_is_judged_packed_and_rendered(
+def test_a_study_continues_and_is_evaluated_packed_and_rendered(
     study: Path,
     repository: Path,
     tmp_path: Path,
@@ -172,7 +173,7 @@ def test_a_study_goes_on_is_judged_packed_and_rendered(
     assert list((started.folder / "runs").iterdir()) == []
 
 
-def test_a_command_that_is_killed_leaves_what_all_members_were_evaluated_at(
+def test_a_killed_command_keeps_the_evaluations_of_all_members(
     study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study.write_text(study.read_text().replace("total_timesteps: 1000", "total_timesteps: 1000000"))
@@ -199,7 +200,7 @@ def test_a_command_that_is_killed_leaves_what_all_members_were_evaluated_at(
 
 
 @pytest.mark.slow
-def test_groups_are_trained_side_by_side(study: Path, tmp_path: Path) -> None:
+def test_groups_are_trained_concurrently(study: Path, tmp_path: Path) -> None:
     study.write_text(study.read_text().replace("population: 2", "population: off"))
     out = tmp_path / "out"
     assert work(study, "--output-dir", out, "--commit", "abc", "--workers", 2) == 0
@@ -209,9 +210,7 @@ def test_groups_are_trained_side_by_side(study: Path, tmp_path: Path) -> None:
     assert len(owners) == 2
 
 
-def test_time_that_is_over_between_two_studies_begins_no_other(
-    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_study_starts_after_the_time_limit(study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[tuple[str, float]] = []
     clock = iter([0.0, 1.0, 61.0])
     monkeypatch.setattr(working.time, "monotonic", lambda: next(clock))
@@ -222,7 +221,7 @@ def test_time_that_is_over_between_two_studies_begins_no_other(
     assert begun == [("swing", 59.0)]
 
 
-def test_the_clock_stops_and_a_signal_from_elsewhere_is_none_of_its() -> None:
+def test_the_time_limit_is_distinguished_from_other_signals() -> None:
     with working.stop_after(0.05) as over:
         assert over.wait(10)
         time.sleep(0.02)  # the signal comes after the event, and ends nothing
@@ -262,7 +261,9 @@ def test_the_clock_stops_and_a_signal_from_elsewhere_is_none_of_its() -> None:
         ("weights", 24, 240),
     ],
 )
-def test_the_studies_of_the_repository_are_what_they_say(name: str, configurations: int, trials: int) -> None:
+def test_the_studies_of_the_repository_have_the_expected_trials(
+    name: str, configurations: int, trials: int
+) -> None:
     found = read_description(STUDIES / f"{name}.yaml")
     assert (len(found.wanted), sum(len(one.seeds) for one in found.wanted)) == (configurations, trials)
     title, words = keeping.about_of(found.document.text)
@@ -272,7 +273,7 @@ def test_the_studies_of_the_repository_are_what_they_say(name: str, configuratio
     assert all(one.config.eval_episodes and one.config.algo_kwargs["eval_interval"] for one in found.wanted)
 
 
-def test_a_study_goes_on_from_the_runs_of_another_and_from_nothing_else(
+def test_a_study_starts_only_from_the_runs_of_another_study(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -299,7 +300,7 @@ def _files(config: TrainConfig) -> list[str]:
 def made(
     seeds: range, *, algo: str = "sac", step: int = 300_000, judged: bool = True, **fields: Any
 ) -> keeping.Kept:
-    """Results of a study on HalfCheetah-v4 that nobody ran."""
+    """Made-up results of a study on HalfCheetah-v4."""
     settings = {"algo": algo, "env_id": "HalfCheetah-v4", "total_timesteps": step, "algo_kwargs.buffer_capacity": 9}
     runs = {}
     for seed in seeds:
@@ -334,7 +335,7 @@ def test_unfinished_runs_are_compared_with_what_is_published_at_the_steps_that_t
     assert "| HalfCheetah-v4 | 300,000 |" not in text
 
 
-def test_an_incomplete_study_says_so_and_stands_beside_what_is_published(tmp_path: Path) -> None:
+def test_an_incomplete_study_is_marked_and_shown_with_published_results(tmp_path: Path) -> None:
     text = rendering.section(made(range(4)))
     assert "4 of 10 runs are finished." in text
     assert "| SAC | 0–3 (4 of 10) | 300,000 | 5,150 [" in text
@@ -345,7 +346,7 @@ def test_an_incomplete_study_says_so_and_stands_beside_what_is_published(tmp_pat
     assert "SimbaV2" in text
 
 
-def test_a_published_mean_outside_the_interval_is_told(tmp_path: Path) -> None:
+def test_a_published_mean_outside_the_interval_is_reported(tmp_path: Path) -> None:
     text = rendering.section(made(range(4)))
     assert "\n\nThe published mean of SAC is above the interval of our IQM.\n" in text
     assert "\n\nHalfCheetah-v4, 100,000 steps: the published mean of SAC is above the interval" in text
@@ -355,7 +356,7 @@ def test_a_published_mean_outside_the_interval_is_told(tmp_path: Path) -> None:
     assert "\n\nThe published mean" not in rendering.section(kept)
 
 
-def test_words_and_seeds_are_those_of_the_file_today(tmp_path: Path) -> None:
+def test_description_and_seeds_are_those_of_the_current_file(tmp_path: Path) -> None:
     (tmp_path / "made.yaml").write_text("# Again\n# In other words.\nbase: sac/halfcheetah\nseeds: 0..11\n")
     text = rendering.section(rendering.as_planned(made(range(10)), tmp_path / "made.yaml"))
     assert "| SAC | 0–9 (10 of 12) |" in text
@@ -363,7 +364,7 @@ def test_words_and_seeds_are_those_of_the_file_today(tmp_path: Path) -> None:
     assert "10 of 12 runs are finished." in text
 
 
-def test_methods_are_called_by_their_algorithm_and_equal_ones_are_not_told_apart(tmp_path: Path) -> None:
+def test_methods_are_named_by_algorithm_and_equal_results_are_not_significant(tmp_path: Path) -> None:
     one = made(range(10))
     others = {name.replace("0" * 8, "1" * 8): run | {"settings": 1} for name, run in one["runs"].items()}
     settings = [one["settings"][0] | {"algo_kwargs.tau": tau} for tau in (0.1, 0.2)]
@@ -422,7 +423,7 @@ def test_the_summary_has_one_line_for_a_task_and_an_algorithm() -> None:
     two = varied(range(4), "tau", 0.1, 0.2)
     assert len(lines(two)) == 1
     assert lines(two)[0][0].startswith("SAC, tau 0.")
-    # The packaged settings come first, whatever the number of seeds, but not with one or two.
+    # The packaged settings come first for any number of seeds above two.
     packaged = varied(range(3), "learning_rate", 3e-4, 1e-3, study="packaged")
     assert lines(two, packaged) == [["SAC", "[packaged](results/packaged.md)"]]
     assert lines(two, varied(range(2), "learning_rate", 3e-4, 1e-3))[0][0].startswith("SAC, tau 0.")
@@ -485,7 +486,7 @@ def test_a_peer_learned_from_the_rows_of_the_files_or_of_the_run(
     assert peers_of(run, ("iql",)) == {}
 
 
-def test_one_seed_has_no_interval_and_a_diverged_run_is_told(tmp_path: Path) -> None:
+def test_one_seed_has_no_interval_and_a_diverged_run_is_reported(tmp_path: Path) -> None:
     kept = made(range(1))
     next(iter(kept["runs"].values())).update(status="diverged", cause="the loss is not finite")
     text = rendering.section(kept)
@@ -500,9 +501,7 @@ def test_a_study_without_results_is_not_finished(study: Path, repository: Path) 
     assert not list((repository / "docs").glob("pictures/*"))
 
 
-def test_more_seeds_from_another_machine_are_added_and_the_judged_run_stays(
-    repository: Path, tmp_path: Path
-) -> None:
+def test_seeds_from_another_machine_are_added_and_evaluated_runs_are_kept(repository: Path, tmp_path: Path) -> None:
     for number, kept in enumerate((made(range(3)), made(range(2, 5), judged=False))):
         keeping.store(tmp_path / f"{number}.json", kept)
     assert main(["render", str(tmp_path / "0.json"), str(tmp_path / "1.json")]) == 0
@@ -514,13 +513,13 @@ def test_more_seeds_from_another_machine_are_added_and_the_judged_run_stays(
     assert keeping.merged(found, found) == found
 
 
-def test_a_second_look_at_the_same_run_does_not_forget_what_the_first_knew() -> None:
+def test_merging_keeps_the_record_of_a_run_that_was_not_repeated() -> None:
     first, second = made(range(2)), made(range(2))
     for kept, commit in ((first, "abc"), (second, "unknown")):
         for run in kept["runs"].values():
             run["record"] = {**run["record"], "commits": [commit]}
     names = list(second["runs"])
-    again = second["runs"][names[1]]["record"]  # made again, and not looked at again
+    again = second["runs"][names[1]]["record"]  # repeated, without a new evaluation
     again["created"] = "2026-11-17T00:00:00+00:00"
     runs = keeping.merged(first, second)["runs"]
     assert [runs[name]["record"]["commits"] for name in names] == [["abc"], ["unknown"]]
@@ -558,7 +557,7 @@ def test_results_of_different_budgets_are_not_called_better(tmp_path: Path) -> N
     assert "excludes 0): SAC than TD3." in rendering.section(both)
 
 
-def test_what_the_data_returned_stands_beside_what_learned_from_them(tmp_path: Path) -> None:
+def test_the_return_of_the_data_is_shown_with_the_results(tmp_path: Path) -> None:
     rows = {"observations": np.zeros((6, 3)), "next_observations": np.zeros((6, 3)), "actions": np.zeros((6, 1))}
     ends = np.array([0, 0, 1, 0, 0, 1], bool)
     columns = {key: value.astype(np.float32) for key, value in rows.items()}
@@ -578,7 +577,7 @@ def test_what_the_data_returned_stands_beside_what_learned_from_them(tmp_path: P
     assert "| *the data, 2 episodes* |  |  |  | 7.50 |" in rendering.section(kept)
 
 
-def test_judging_has_other_episodes_than_training() -> None:
+def test_final_evaluations_use_other_episodes_than_training() -> None:
     assert SEED != EVALUATION_SEED
 
 
@@ -641,7 +640,7 @@ def test_every_measured_page_is_made_from_its_files(tmp_path: Path) -> None:
     }
 
 
-def test_fine_tuning_tells_the_return_before_the_lowest_after_and_the_last() -> None:
+def test_fine_tuning_has_the_return_before_the_lowest_after_and_the_last() -> None:
     kept = made(range(2), algo="awac", step=10)
     for shift, run in enumerate(kept["runs"].values()):
         values = [50.0, 90.0 + shift, 40.0 + shift, 80.0]

@@ -1,4 +1,4 @@
-"""2N steps straight equal N steps, a kill, and N more: to the bit, for everything a run is made of."""
+"""2N steps equal N steps, a kill, and N more steps, bit for bit, in the whole state of a run."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def eventful(algo: str, folder: Path, **fields: Any) -> TrainConfig:
 
 
 def disturb_globals() -> None:
-    """What another process would start with: global generators in another state."""
+    """Change the global generators, as in a new process."""
     torch.manual_seed(12345)
     np.random.seed(54321)  # noqa: NPY002 - the global generator is the point
 
@@ -122,7 +122,8 @@ def test_fine_tuning_in_pretraining_warm_up_and_online(algo: str, tick: int, pha
 
 
 def test_early_stopping_goes_on_counting(tmp_path: Path) -> None:
-    """Nothing improves by 1e9, so the fourth evaluation stops a patience of three, killed in between or not."""
+    """Nothing improves by 1e9, so the fourth evaluation stops the run with a patience of three, with or without a
+    kill."""
     stopping = {"eval_interval": 15, "early_stopping": {"patience": 3, "min_improvement": 1e9}}
     config = eventful("sac", tmp_path, kwargs=stopping, total_timesteps=200)
     state = trainer_state(assert_exact(config, 40).checkpoint_path)

@@ -1,4 +1,4 @@
-"""The examples beside REDQ's reference: data of one's own, a policy in use, a comparison and a tuning."""
+"""The examples except REDQ's reference: own data, a deployed policy, a comparison and a tuning."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_deployed_policy_answers_line_by_line(run: Path) -> None:
     assert list(actions(policy, ["\n", "[0.5, 0.0]\n"])) == [answers[0]]
 
 
-def test_a_policy_is_asked_in_every_form(run: Path, tmp_path: Path) -> None:
+def test_a_policy_predicts_for_every_form_of_observation(run: Path, tmp_path: Path) -> None:
     done = program("deploy_policy.py", str(run), "--try-in", str(tmp_path))
     assert done.returncode == 0, done.stderr
     onnx, numpy, _, *answers = done.stdout.splitlines()
@@ -108,7 +108,7 @@ def test_seeds_of_two_algorithms_are_compared(tmp_path: Path) -> None:
     assert lines[3].startswith("difference of the IQMs: ")
 
 
-def test_better_is_said_only_where_the_seeds_show_it() -> None:
+def test_a_method_is_called_better_only_if_the_seeds_show_it() -> None:
     rng = np.random.default_rng(0)
     one, other = rng.normal(0.0, 1.0, 10), rng.normal(0.2, 1.0, 10)
     assert verdict({"a": one, "b": other})[1].endswith("these seeds do not show which is better")
@@ -127,7 +127,7 @@ def test_two_algorithms_are_needed(tmp_path: Path) -> None:
     assert done.stderr.startswith("error: env_id: ")
 
 
-def test_a_tuning_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_tuning_continues_where_it_stopped(tmp_path: Path) -> None:
     size = ["--seeds", "1", "--steps", "60", "--episodes", "1", "--output-dir", str(tmp_path)]
     first = program("tuning.py", "--trials", "2", *size)
     assert first.returncode == 0, first.stderr

@@ -1,4 +1,4 @@
-"""`rl-training export` and `model.export`: where it is written, what stands beside it, and what is refused."""
+"""`rl-training export` and `model.export`: output files, metadata, and errors."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_the_command_tells_what_it_wrote(run: Path, tmp_path: Path) -> None:
+def test_the_command_lists_the_files_it_wrote(run: Path, tmp_path: Path) -> None:
     result = command("export", run, "-o", tmp_path / "new" / "policy.onnx")
     assert result.exit_code == 0, result.output
     assert "largest difference" in result.stdout
@@ -87,7 +87,7 @@ def test_test_vectors_are_for_every_format(run: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", ["onnx", "npz"])
 @pytest.mark.parametrize("algo", ["bc", "cql", "iql"])
 def test_choices_learned_from_data(algo: str, suffix: str, library: Any, tmp_path: Path) -> None:
-    """The largest output, numbered as the environment does; where they are logits, noise draws among them."""
+    """The largest output, numbered as in the environment; logits can also be sampled with noise."""
     run = library.get(["choices", algo], lambda folder: trained(algo, folder, discrete=True)).run_dir
     model, target = load(run), tmp_path / f"policy.{suffix}"
     export_checkpoint(run, target)
@@ -104,7 +104,7 @@ def test_choices_learned_from_data(algo: str, suffix: str, library: Any, tmp_pat
         assert export_checkpoint(run, noisy, deterministic=False).largest_difference == 0.0
 
 
-def test_what_is_there_is_not_overwritten(run: Path, runs: Callable[[str], TrainResult], tmp_path: Path) -> None:
+def test_existing_files_are_not_overwritten(run: Path, runs: Callable[[str], TrainResult], tmp_path: Path) -> None:
     target = tmp_path / "policy.npz"
     export_checkpoint(run, target)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
@@ -125,7 +125,7 @@ def test_what_is_there_is_not_overwritten(run: Path, runs: Callable[[str], Train
 
 
 @pytest.mark.parametrize("left", [["policy.json"], ["policy.json", "policy.test.npz"]])
-def test_what_a_killed_export_left_is_completed(left: list[str], run: Path, tmp_path: Path) -> None:
+def test_the_files_of_a_killed_export_are_completed(left: list[str], run: Path, tmp_path: Path) -> None:
     made = export_checkpoint(run, tmp_path / "policy.npz")
     whole = {path: path.read_bytes() for path in made.files}
     for path in made.files:
@@ -135,7 +135,7 @@ def test_what_a_killed_export_left_is_completed(left: list[str], run: Path, tmp_
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == whole
 
 
-def test_what_cannot_be_written_is_one_line(run: Path, tmp_path: Path) -> None:
+def test_an_export_that_cannot_be_written_is_one_line(run: Path, tmp_path: Path) -> None:
     fails(2, "policy.pt: a policy ends in .onnx or .npz", run, "-o", tmp_path / "policy.pt")
     fails(2, "policy.test.npz: a policy ends in .onnx or .npz", run, "-o", tmp_path / "policy.test.npz")
     (tmp_path / "file").write_text("")
@@ -177,7 +177,7 @@ def test_a_damaged_checkpoint_is_not_exported(tmp_path: Path) -> None:
 
 
 def test_observations_come_from_the_run(tmp_path: Path) -> None:
-    """The replay buffer, for `best` too; a file of data; data in memory; else the normaliser's moments."""
+    """From the replay buffer, also for `best`; a data file; data in memory; else from the normaliser's moments."""
     kwargs = owned("sac", TINY) | {"normalize_observations": True}
     online = SAC(Skewed, output_dir=tmp_path, eval_episodes=1, **kwargs)
     result = online.learn(40, progress_bar=False)
@@ -233,7 +233,7 @@ def test_structured_observations_are_flat_as_in_training(tmp_path: Path) -> None
 
 
 class Choice(nn.Module):
-    """A categorical policy as a learner of one's own might bring it."""
+    """A categorical policy as a user's learner might define it."""
 
     stochastic = True
 
@@ -266,7 +266,7 @@ def choices(actor: nn.Module) -> LoadedPolicy:
 
 @pytest.mark.parametrize("sampled", [False, True])
 @pytest.mark.parametrize("suffix", [".onnx", ".npz"])
-def test_any_actor_that_tells_its_operations_is_written(suffix: str, sampled: bool) -> None:
+def test_any_actor_that_lists_its_operations_is_exported(suffix: str, sampled: bool) -> None:
     torch.manual_seed(1)
     loaded = choices(ToldChoice())
     steps = program_of(loaded, sampled=sampled)
@@ -296,7 +296,7 @@ def test_one_trained_model_is_exported(tmp_path: Path) -> None:
         SAC("Pendulum-v1").export(tmp_path / "policy.npz")
 
 
-def test_the_return_travels_with_the_policy(tmp_path: Path) -> None:
+def test_the_return_is_exported_with_the_policy(tmp_path: Path) -> None:
     result = train(tiny("td3", tmp_path / "runs", total_timesteps=25))
     record = export_checkpoint(result.run_dir, tmp_path / "policy.npz").record
     assert record["return"]["mean"] == result.metrics["eval_return_mean"]
@@ -320,14 +320,14 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert CliRunner().invoke(cli.main, [*command.split(), "--help"]).exit_code == 0
 
 
-def test_the_page_tells_the_value_of_every_algorithm() -> None:
+def test_the_page_lists_the_value_of_every_algorithm() -> None:
     table = PAGE.partition("## Values")[2]
     told = [name for row in re.findall(r"^\| (`[^|]+) \|", table, re.M) for name in re.findall(r"`(\w+)`", row)]
     assert sorted(told) == sorted(ALL)
 
 
 def test_a_run_does_not_start_from_an_export(runs: Callable[[str], TrainResult], tmp_path: Path) -> None:
-    """The message names the run; the file alone, moved away from its .json, knows it too."""
+    """The message names the run, which is also stored in the file itself."""
     run = runs("sac").run_dir
     made = export_checkpoint(run, tmp_path / "policy.npz")
     moved = tmp_path / "elsewhere" / "moved.npz"

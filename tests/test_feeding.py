@@ -1,4 +1,4 @@
-"""Rows are brought nearer before they are needed: the right ones, and without changing an update."""
+"""Prefetching: the right rows are prefetched, and updates do not change."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def weighted(learner: Learner, **options: Any) -> TensorSource:
         for marks in ([pytest.mark.slow] if made is weighted and kind not in REPRESENTATIVE else [],)
     ],
 )
-def test_what_will_be_drawn_is_known(kind: Kind, made: Made) -> None:
-    """By every learner, whatever it draws besides; and its own generator stays behind."""
+def test_future_draws_are_predicted(kind: Kind, made: Made) -> None:
+    """For every learner, including its other random draws; the learner's own generator does not advance."""
     learner = make_learner(kind)
     source = made(learner)
     drawn: list[Tensor] = []
@@ -98,7 +98,7 @@ def states(updater: Updater, portions: Sequence[int] = PORTIONS) -> list[State]:
 
 
 @pytest.mark.parametrize("kind", [IQL, TD3], ids=lambda kind: kind.name)
-def test_rows_of_a_file_are_asked_for_before_they_are_drawn(kind: Kind) -> None:
+def test_rows_of_a_file_are_prefetched(kind: Kind) -> None:
     asked: list[np.ndarray] = []
     learner = make_learner(kind)
     reading = Updater(learner, uniform(learner, ahead=asked.append), BATCH)
@@ -109,7 +109,7 @@ def test_rows_of_a_file_are_asked_for_before_they_are_drawn(kind: Kind) -> None:
     assert max(len(index) for index in asked) == BATCH * BLOCK
 
 
-def test_nothing_is_asked_for_where_rows_are_in_memory_or_mixed() -> None:
+def test_nothing_is_prefetched_for_rows_in_memory_or_mixtures() -> None:
     learner = make_learner(SAC)
     assert Updater(learner, uniform(learner), BATCH)._prefetcher is None
     mixed = MixedSource(uniform(learner, ahead=lambda index: None), plain(learner), ratio=0.5)
@@ -135,7 +135,7 @@ def test_a_packed_file_is_read_ahead(tmp_path: Path) -> None:
 
 
 class Stream:
-    """Stands for a stream of a GPU; everything happens at once."""
+    """Replaces a GPU stream; all operations are synchronous."""
 
     device = torch.device("cpu")
 
@@ -210,7 +210,7 @@ def members(kind: Kind, device: str = "cpu") -> list[Learner]:
 
 
 @pytest.mark.parametrize("kind", [IQL, TD3], ids=lambda kind: kind.name)
-def test_a_population_asks_for_the_rows_of_all_members(kind: Kind) -> None:
+def test_a_population_prefetches_the_rows_of_all_members(kind: Kind) -> None:
     asked: list[np.ndarray] = []
     rows, layout = packed(kind), layout_of(kind)
     found = []

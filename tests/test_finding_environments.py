@@ -1,4 +1,4 @@
-"""A module of one's own in the current folder is found with permission; what is missing is called by its name."""
+"""A user's module in the current folder is found with permission; errors name what is missing."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def test_a_run_whose_optimisers_differ_gives_its_networks(tmp_path: Path, caplog
     other = tuned("iql", tmp_path / "other", init_from=first.run_dir, kwargs=EVERY_STEP)
     best = next((first.run_dir / "best").iterdir())  # without optimisers
     result = train(other.replace(init_from=str(best)))
-    assert result.metrics["update_count"] == 30 + 41  # the updates on data are made again
+    assert result.metrics["update_count"] == 30 + 41  # the updates on data are repeated
     critics = tuned("iql", tmp_path / "critics", init_from=first.run_dir, kwargs={"critic_hidden_sizes": [8]})
     with caplog.at_level(logging.WARNING):
         train(critics)

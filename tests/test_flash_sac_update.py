@@ -137,8 +137,8 @@ def test_the_projection_keeps_its_type_and_is_exact_to_rounding() -> None:
     torch.testing.assert_close(found.double(), projected(probs.double(), places.double()), rtol=0, atol=1e-7)
 
 
-def test_a_probability_whose_place_is_not_a_number_spoils_its_row_alone() -> None:
-    """An index out of range would end the process of a whole population on a GPU."""
+def test_a_nan_value_in_the_projection_affects_only_its_row() -> None:
+    """An out-of-range index would end the process of a whole population on a GPU."""
     places = torch.tensor([[0.5, float("nan"), 1.0], [0.5, 1.5, 2.0]])
     found = projected(torch.full((2, 3), 1.0 / 3.0), places)
     assert found[0].isnan().any()

@@ -1,4 +1,4 @@
-"""FQE's update: its formula, its bounds, both kinds of actions, and a member beside its single run."""
+"""FQE's update: formula, bounds, both kinds of actions, and members compared with single runs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RATE = 2.0**-7  # one that float32 has exactly
 
 
 def judge(kind: type[FQE], **options: Any) -> FQE:
-    """A small learner in float64, in units of its own."""
+    """A small learner in float64, in normalised units."""
     learner: FQE = build(kind, normalize=True, **options)
     learner.model.normalizer.set_moments(torch.linspace(-1.0, 1.0, OBS), torch.linspace(0.5, 2.0, OBS))
     learner.model.double()
@@ -120,7 +120,7 @@ def test_bounds_of_values(lowest: float, highest: float, terminates: bool, bound
     assert value_bounds(lowest, highest, 0.9, terminates=terminates) == pytest.approx(bounds)
 
 
-def test_values_are_told_in_units_and_inside_the_bounds() -> None:
+def test_values_are_in_the_original_units_and_within_the_bounds() -> None:
     model = MLPFQEModel(OBS, 2, (8,))
     with torch.no_grad():
         model.critic.net.head.weight.zero_()

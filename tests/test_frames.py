@@ -1,4 +1,4 @@
-"""Messages to an environment's process: what comes out is what went in, whichever way it travelled."""
+"""Messages to an environment process arrive unchanged, whichever transport is used."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_only_what_has_the_known_form_goes_as_bytes() -> None:
 
 @pytest.mark.parametrize("reward", [0.1, -0.0, float("nan"), 1e300])
 @pytest.mark.parametrize("ends", [(False, True), (True, False)])
-def test_an_answer_arrives_to_the_bit(reward: float, ends: tuple[bool, bool]) -> None:
+def test_an_answer_arrives_bit_for_bit(reward: float, ends: tuple[bool, bool]) -> None:
     obs = np.array([1.5, np.nan, -0.0], dtype=np.float32)
     message = frames.answer_message(7, "ok", (obs, reward, *ends))
     status, (seen, number, *flags) = frames.answer_of(message, 7, 3)
@@ -63,7 +63,7 @@ def test_an_error_arrives_with_its_traceback() -> None:
     assert frames.answer_of(frames.answer_message(1 << 32, "error", value), 1 << 32, 3) == ("error", value)
 
 
-def test_a_pickle_is_told_from_bytes() -> None:
+def test_pickles_and_bytes_are_distinguished() -> None:
     message = bytes(frames.pickled(("step", {"camera": np.zeros(2)})))
     assert not frames.is_bare(message)
 
@@ -80,6 +80,6 @@ WRONG = {
 
 
 @pytest.mark.parametrize("message", WRONG.values(), ids=WRONG)
-def test_what_is_not_the_answer_is_refused(message: bytes) -> None:
+def test_an_unexpected_answer_is_refused(message: bytes) -> None:
     with pytest.raises(frames.WrongMessage, match=r"^its process sent "):
         frames.answer_of(message, 7, 3)

@@ -1,4 +1,4 @@
-"""The published policies: each plays well, is told of truly, is small, and holds nothing but numbers and text."""
+"""The published policies: each plays well, has a correct card, is small, and contains only numbers and text."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_every_algorithm_has_one() -> None:
 
 
 @pytest.mark.parametrize("name", algorithm_names())
-def test_it_plays(name: str) -> None:
+def test_a_published_policy_plays_well(name: str) -> None:
     model = rl_training.load(f"gallery/{name}")
     assert model.algo == name
     assert repr(model).endswith(f"assets/gallery/{name}")
@@ -77,7 +77,7 @@ def test_all_of_them_are_small_and_none_of_their_files_can_run() -> None:
 
 
 @pytest.mark.parametrize("name", algorithm_names())
-def test_it_holds_a_policy_of_two_small_layers_and_no_more(name: str) -> None:
+def test_a_checkpoint_has_only_a_policy_of_two_small_layers(name: str) -> None:
     [folder] = (GALLERY / name).iterdir()
     checkpoint = read_checkpoint(folder)  # which compares every hash
     assert {path.name for path in folder.iterdir()} == {"manifest.json", *checkpoint.manifest.files}
@@ -91,7 +91,7 @@ def test_it_holds_a_policy_of_two_small_layers_and_no_more(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", algorithm_names())
-def test_its_card_is_true(name: str) -> None:
+def test_the_card_of_a_policy_is_correct(name: str) -> None:
     checkpoint = open_checkpoint(f"gallery/{name}")
     card, config = checkpoint.records["card"], checkpoint.records["config"]
     assert card["commands"] == [shlex.join(words) for words in gallery.commands(name)]
@@ -125,7 +125,7 @@ def test_its_card_is_true(name: str) -> None:
 
 
 def test_the_score_is_that_of_the_policy() -> None:
-    """A card that was written beside another policy would tell of another return."""
+    """A card that belongs to another policy would have another score."""
     told = read_checkpoint(find_checkpoint(GALLERY / "td3")).records["card"]["score"]
     played = gallery.judge(GALLERY / "td3", 20)
     low, high = told["min"], told["max"]
@@ -133,7 +133,7 @@ def test_the_score_is_that_of_the_policy() -> None:
     assert played["seed"] == told["seed"]
 
 
-def test_the_page_says_what_the_cards_say() -> None:
+def test_the_page_matches_the_cards() -> None:
     text = PAGE.read_text(encoding="utf-8")
     for (_, name), section in gallery.sections(gallery.cards()).items():
         found = f"<!-- begin {name} -->\n{section}\n<!-- end {name} -->"

@@ -1,4 +1,4 @@
-"""Environments as people have them: an id, an object, its class, a callable that makes it."""
+"""Environments as users have them: an id, an object, its class, or a callable that constructs it."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_class_or_a_callable_makes_as_many_as_are_needed(env: Any, tmp_path: P
 
 
 def test_the_same_run_from_class_callable_and_object(tmp_path: Path) -> None:
-    """An object alone differs by what is not evaluated, not by what is learned."""
+    """A single object is not evaluated, but learns the same."""
     runs = [SAC(env, **tiny(tmp_path / str(i))) for i, env in enumerate([Point, make_point, lambda: Point()])]
     first, *others = [model.learn(40, progress_bar=False) for model in runs]
     alone = SAC(Point(), **tiny(tmp_path / "alone"), eval_env=Point).learn(40, progress_bar=False)
@@ -88,7 +88,7 @@ def test_env_kwargs_go_to_the_class(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("brought", ["object", "lambda"])
-def test_an_object_that_cannot_be_made_again_trains_alone(
+def test_an_object_that_cannot_be_duplicated_is_used_for_training_only(
     brought: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     env = Point()
@@ -127,7 +127,7 @@ def test_wrappers_of_one_object_are_one_environment(tmp_path: Path) -> None:
     assert judged.metrics["eval_episodes"] == 2
 
 
-def test_it_is_evaluated_in_eval_env(tmp_path: Path) -> None:
+def test_an_object_is_evaluated_in_eval_env(tmp_path: Path) -> None:
     results = [
         SAC(Point(), **tiny(tmp_path), eval_env=judge).learn(30, progress_bar=False).metrics["eval_return_mean"]
         for judge in (Point, Point(), make_point)
@@ -150,7 +150,7 @@ def test_offline_an_object_is_free_to_be_evaluated_in(tmp_path: Path) -> None:
     assert model.learn(20, progress_bar=False).metrics["eval_episodes"] == 2
 
 
-def test_a_registered_object_is_made_again_from_its_spec(tmp_path: Path) -> None:
+def test_a_registered_object_is_duplicated_from_its_spec(tmp_path: Path) -> None:
     env = gym.make("Pendulum-v1", g=3.0, max_episode_steps=17)
     model = SAC(env, **tiny(tmp_path, num_envs=2))
     assert model.config.env_id == "Pendulum-v1"
@@ -176,7 +176,7 @@ def test_an_object_takes_no_arguments(env: Any, tmp_path: Path) -> None:
     assert SAC(env(), **tiny(tmp_path, env_kwargs={})).config.env_kwargs == {}
 
 
-def test_wrappers_of_a_registered_object_are_made_again_too(tmp_path: Path) -> None:
+def test_wrappers_of_a_registered_object_are_duplicated(tmp_path: Path) -> None:
     env = gym.wrappers.RescaleAction(gym.make("Pendulum-v1"), -1.0, 0.5)
     model = SAC(env, **tiny(tmp_path, num_envs=2))
     result = model.learn(40, progress_bar=False)
@@ -187,7 +187,7 @@ def test_wrappers_of_a_registered_object_are_made_again_too(tmp_path: Path) -> N
 
 
 class Loose(gym.Wrapper[Any, Any, Any, Any]):
-    """Does not record what it was made with."""
+    """Does not record its arguments."""
 
 
 def test_an_object_in_a_wrapper_that_records_nothing_is_alone() -> None:
@@ -204,7 +204,7 @@ def test_an_object_in_a_wrapper_that_records_nothing_is_alone() -> None:
         (dict, "got dict$"),
     ],
 )
-def test_what_is_no_environment_is_refused(env: Any, message: str) -> None:
+def test_objects_that_are_not_environments_are_refused(env: Any, message: str) -> None:
     with pytest.raises(
         ConfigError, match=f"^env_id must be a Gymnasium id, a gymnasium.Env, its class .*{message}"
     ):
@@ -284,7 +284,7 @@ def test_in_processes_only_what_is_importable(tmp_path: Path) -> None:
             SAC(env, **tiny(tmp_path, env_processes=True)).learn(30, progress_bar=False)
 
 
-def test_a_time_limit_of_its_own_is_seen(tmp_path: Path) -> None:
+def test_the_time_limit_of_an_environment_is_detected(tmp_path: Path) -> None:
     class Endless(Point):
         def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
             return np.zeros(2, np.float32), 0.0, False, False, {}
@@ -323,7 +323,7 @@ def command(*arguments: object) -> Result:
 
 
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a new process would find it: the module is not imported."""
+    """Remove the module from the imports, as in a new process."""
     monkeypatch.delitem(sys.modules, "valve")
 
 

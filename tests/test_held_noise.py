@@ -58,7 +58,7 @@ def test_noise_is_held_for_whole_spans_by_all_environments(source: str) -> None:
 
 
 def test_the_law_of_the_spans() -> None:
-    """A uniform number just below the sum of the first k shares gives k, just above it k + 1."""
+    """A uniform number just below the sum of the first k probabilities gives k, just above it k + 1."""
     for k, end in enumerate(np.cumsum(SHARES)[:-1], start=1):
         for uniform, length in ((end - 1e-9, k), (end + 1e-9, k + 1)):
             noise = HeldNoise(Scripted(uniform, *[0.0] * 9), 4, SHAPE)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Members of a population act together: each as it would alone, whoever else acts."""
+"""Members of a population act together; each acts as it would alone."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def collectors_of(
 
 @pytest.mark.parametrize("num_envs", [1, 3])
 @pytest.mark.parametrize("algo", ["sac", "td3", "dqn", "flash_sac"])
-def test_each_acts_as_it_would_alone(algo: str, num_envs: int, tmp_path: Path) -> None:
+def test_each_member_acts_as_it_would_alone(algo: str, num_envs: int, tmp_path: Path) -> None:
     ours, theirs = (collectors_of(algo, tmp_path, num_envs=num_envs) for _ in range(2))
     joint = JointActing()
     for _ in range(5):
@@ -184,7 +184,7 @@ class Elsewhere:
     ],
     ids=["settings", "torch", "shapes"],
 )
-def test_those_that_differ_act_by_themselves(kwargs: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_members_with_different_policies_act_separately(kwargs: list[dict[str, Any]], tmp_path: Path) -> None:
     assert JointActing().actions(collectors_of("td3", tmp_path, kwargs=kwargs)) == [None] * 3
 
 
@@ -201,14 +201,14 @@ def test_an_override_of_explore_is_called_for_each(tmp_path: Path, monkeypatch: 
     assert JointActing().actions(collectors) == [None] * 3
 
 
-def test_those_at_different_steps_act_by_themselves(tmp_path: Path) -> None:
+def test_members_at_different_steps_act_separately(tmp_path: Path) -> None:
     collectors, joint = collectors_of("dqn", tmp_path), JointActing()
     assert None not in joint.actions(collectors)
     collectors[1].step()
     assert joint.actions(collectors) == [None] * 3
 
 
-def test_other_experiences_act_by_themselves(tmp_path: Path) -> None:
+def test_members_without_a_collector_act_separately(tmp_path: Path) -> None:
     first, last, _ = collectors_of("sac", tmp_path)
     found = JointActing().actions([first, Elsewhere(), last])  # type: ignore[list-item]
     assert [actions is None for actions in found] == [False, True, False]
@@ -231,12 +231,12 @@ def test_one_evaluation_serves_all_members(tmp_path: Path, monkeypatch: pytest.M
         return original(self, x)
 
     monkeypatch.setattr(ArrayMLP, "values", values)
-    together(config_of("sac", tmp_path))  # 60 steps, of which 20 are random
+    together(config_of("sac", tmp_path))  # 60 steps; the first 20 are random
     assert calls == [(3, 1, 3)] * 40
 
 
 def test_members_that_begin_to_act_at_different_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And one that ends before the others: none of them notices."""
+    """One also ends before the others, which does not affect them."""
     randomly = {SEEDS[0]: 25, SEEDS[1]: 5, SEEDS[2]: 15}
     monkeypatch.setattr(OnlineConfig, "acts_randomly_until", lambda self, config: randomly[config.seed])
     config = config_of("sac", tmp_path)

@@ -1,4 +1,4 @@
-"""`ope`, `select` and held-out episodes: on real runs, from the command line, and what they refuse in one line."""
+"""`ope`, `select` and held-out episodes: on real runs, from the command line, and one-line errors."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def command(*words: object) -> Result:
 
 
 def refused(result: Result, code: int = 2) -> str:
-    """The one line of an error."""
+    """The one-line message of an error."""
     assert result.exit_code == code, result.output
     lines = result.stderr.strip().splitlines()
     assert len(lines) == 1, lines
@@ -98,7 +98,7 @@ def runs(home: Path) -> list[Path]:
     return sorted((home / "runs").iterdir())
 
 
-def test_a_judgement_is_a_ranking_with_all_that_it_needs(home: Path) -> None:
+def test_a_result_has_the_ranking_and_its_metadata(home: Path) -> None:
     found = rl_training.ope(runs(home), home / "logs.npz", **SMALL)
     assert isinstance(found, rl_training.OPEResult)
     assert [one.rank for one in found.policies] == [1, 2]
@@ -120,14 +120,14 @@ def test_a_judgement_is_a_ranking_with_all_that_it_needs(home: Path) -> None:
     assert json.loads(json.dumps(found.to_dict()))["caveat"] == CAVEAT
 
 
-def test_the_same_again_gives_the_same_numbers_and_another_seed_others(home: Path) -> None:
+def test_results_are_determined_by_the_seed(home: Path) -> None:
     first, again, other = (rl_training.ope(runs(home), home / "logs.npz", **SMALL, seed=s) for s in (0, 0, 1))
     assert first.to_dict() == again.to_dict()
     assert first.best.values != other.best.values
 
 
 def test_fewer_at_a_time_changes_nothing_but_rounding(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And is said in one line; so is nothing where actions are computed for each minibatch."""
+    """A line reports it, unless actions are computed for each minibatch."""
     whole = rl_training.ope(runs(home), home / "logs.npz", **SMALL)
     room = fitting.Room(policies=1, tables=False)
     monkeypatch.setattr(fitting, "_room_for", lambda *arguments: room)
@@ -139,7 +139,7 @@ def test_fewer_at_a_time_changes_nothing_but_rounding(home: Path, monkeypatch: p
 
 @needs_gpu
 @pytest.mark.parametrize("stochastic", [False, True])
-def test_captured_updates_say_the_same_to_the_bit(home: Path, stochastic: bool) -> None:
+def test_captured_updates_give_bit_identical_values(home: Path, stochastic: bool) -> None:
     options = SMALL | {"device": "cuda", "updates": 100, "stochastic": stochastic}
     eager, captured = (
         rl_training.ope(runs(home), home / "logs.npz", **options, acceleration=mode) for mode in ("eager", "graph")
@@ -148,7 +148,7 @@ def test_captured_updates_say_the_same_to_the_bit(home: Path, stochastic: bool) 
 
 
 @pytest.mark.slow
-def test_compiled_updates_say_the_same(home: Path) -> None:
+def test_compiled_updates_give_the_same_values(home: Path) -> None:
     eager, compiled = (
         rl_training.ope(runs(home), home / "logs.npz", **SMALL, acceleration=mode) for mode in ("eager", "compile")
     )
@@ -178,7 +178,7 @@ def test_from_the_command_line(home: Path) -> None:
     assert json.loads(shorter.stdout)["gamma"] == 0.5
 
 
-def test_a_checkpoint_will_do_and_one_bootstrap_has_no_interval(home: Path) -> None:
+def test_a_single_checkpoint_is_accepted_and_one_bootstrap_has_no_interval(home: Path) -> None:
     checkpoint = sorted((runs(home)[0] / "checkpoints").iterdir())[-1]
     found = rl_training.ope(checkpoint, home / "logs.npz", **SMALL | {"bootstraps": 1})
     only = found.best
@@ -196,7 +196,7 @@ def test_held_out_episodes_are_those_of_training(home: Path) -> None:
 
 
 def test_rows_of_several_steps_are_refused(home: Path) -> None:
-    """Their rewards are sums, which returns of episodes would count several times."""
+    """Their rewards are sums, so the returns of episodes would count rewards several times."""
     rows = TransitionDataset.load(home / "logs.npz").with_n_step(3, 0.99)
     with pytest.raises(
         DatasetError, match="rows of 3 steps cannot be evaluated on; use the data before with_n_step"
@@ -205,7 +205,7 @@ def test_rows_of_several_steps_are_refused(home: Path) -> None:
 
 
 def test_a_policy_that_acts_unlike_the_data_is_named(home: Path) -> None:
-    """Actions that all but vanish in the log are compared with those of policies that learned from full ones."""
+    """The logged actions are nearly zero; the policies learned from full-size actions."""
     data = Linear().data(20)
     data.layout.unpack(torch.from_numpy(data.rows)).actions.mul_(0.01)
     found = rl_training.ope(runs(home), data, **SMALL | {"bootstraps": 1})
@@ -219,7 +219,7 @@ def test_a_policy_that_acts_unlike_the_data_is_named(home: Path) -> None:
 
 
 def test_a_constant_observation_does_not_hide_similar_states() -> None:
-    """The nearest state is that of the other observations, whatever the constant one is."""
+    """The nearest state is determined by the other observations, regardless of the constant one."""
     rng, rows = np.random.default_rng(0), 1000
     states, zeros = rng.uniform(-1, 1, (rows, 2)), np.zeros(rows)
     apart = []
@@ -373,7 +373,7 @@ def test_resamples_without_an_episode_of_the_policy_are_left_out_of_its_value(ho
 
 
 @pytest.mark.parametrize("bad", [0.0, -0.1, 1.5, math.nan])
-def test_probabilities_that_are_none_are_refused(home: Path, tmp_path: Path, bad: float) -> None:
+def test_invalid_probabilities_are_refused(home: Path, tmp_path: Path, bad: float) -> None:
     def spoil(probs: Any) -> Any:
         probs[7] = bad
         return probs
@@ -398,7 +398,7 @@ def test_data_without_probabilities_are_refused(home: Path, tmp_path: Path) -> N
 
 
 def test_probabilities_stay_with_their_rows(tmp_path: Path) -> None:
-    """Rows that are no transitions, the last of cut episodes, take theirs with them."""
+    """The last rows of truncated episodes are not transitions; they are dropped with their probabilities."""
     columns = Chain(states=4).data(30)
     del columns["next_observations"]
     columns["action_probs"] = np.linspace(0.1, 0.9, len(columns["rewards"]))
@@ -455,7 +455,7 @@ def test_a_resample_draws_rows_of_its_episodes_by_their_lengths() -> None:
 
 @pytest.mark.parametrize("tabulate", [True, False])
 def test_minibatches_hold_the_policy_s_actions(tabulate: bool) -> None:
-    """Together as alone, to the bit; each row of the data with what its policy does after it."""
+    """Together and alone, bit for bit; each row has the policy's action for its next state."""
     data = Linear().data(10)
     gains, episodes = (0.5, -0.25), Episodes.of(data, "a test")
     rows = data.rows_on(CPU)
@@ -540,7 +540,7 @@ def test_held_out_rows_have_what_training_leaves_of_device_memory(home: Path) ->
     assert MemoryBudget(META).after(rows.to(META)).device_memory is None
 
 
-def test_held_out_rows_keep_to_device_memory(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_held_out_rows_respect_device_memory(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The room that each part of the data is offered, asked of a device that is said to have some."""
     asked: list[tuple[int, int]] = []
 
@@ -567,7 +567,7 @@ def test_held_out_rows_that_a_gpu_has_no_room_for(home: Path, tmp_path: Path) ->
     assert near["validation_distance"] == pytest.approx(far["validation_distance"], rel=1e-3)
 
 
-def test_resamples_go_where_the_rows_are(home: Path) -> None:
+def test_resamples_are_on_the_device_of_the_rows(home: Path) -> None:
     data = TransitionDataset.load(home / "logs.npz")
     part = resamples(Episodes.of(data, "a test"), 2, np.random.default_rng(0), torch.device("cpu"))[0]
     moved = part.to(META)
@@ -644,7 +644,7 @@ def test_settings_that_0_2_spelt_out_beside_the_return_are_dropped() -> None:
 
 
 def test_a_run_with_held_out_episodes_resumes_exactly(home: Path, tmp_path: Path) -> None:
-    """Half, then the rest, equals all at once: networks, random numbers, callbacks, log."""
+    """An interrupted run equals an uninterrupted one: networks, random numbers, callbacks and log."""
     settings: dict[str, Any] = {
         "validation_fraction": 0.25,
         "checkpoint_interval": 30,
@@ -670,7 +670,7 @@ def test_a_run_with_held_out_episodes_resumes_exactly(home: Path, tmp_path: Path
         ({"validation_fraction": 0.2, "top_fraction": 0.5}, "cannot be combined with top_fraction"),
     ],
 )
-def test_settings_that_do_not_go_together(
+def test_conflicting_settings_are_refused(
     home: Path, tmp_path: Path, settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
@@ -700,7 +700,7 @@ def study(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Study:
     return made
 
 
-def test_a_study_says_which_trial_to_take(study: Study, home: Path) -> None:
+def test_a_study_selects_a_trial(study: Study, home: Path) -> None:
     found = study.select(**SMALL, anyway=True)
     assert found.by == "fqe"
     assert found.judgement is not None
@@ -782,7 +782,7 @@ def test_select_by_return(tmp_path: Path) -> None:
 
 
 def test_the_configuration_is_chosen_before_the_seed(tmp_path: Path) -> None:
-    """One lucky seed of a bad configuration does not decide."""
+    """A single lucky seed of a bad configuration does not decide."""
     from tests.studies import homes, study_in
 
     made = study_in(tmp_path, grid={"gamma": [0.9, 0.99]}, seeds=[0, 1, 2])
@@ -801,7 +801,7 @@ def test_the_configuration_is_chosen_before_the_seed(tmp_path: Path) -> None:
     assert lines[-2].startswith("the best seed of the configuration")
     assert lines[-1].startswith(f"take {found.trial}:")
     amend_record(made.folder / "runs" / found.trial, status="failed")
-    left = made.select("return")  # a configuration of which a trial is not done is not compared
+    left = made.select("return")  # a configuration with an unfinished trial is not compared
     assert left.ranking[0][1] == 90.0
     assert len(left.left_out) == 3
     reasons = [text.partition(" is left out: ")[2] for text in left.notes]
@@ -828,7 +828,7 @@ def test_trials_that_held_out_different_episodes_are_refused(home: Path) -> None
     assert found.judgement.held_out
 
 
-def test_which_episodes_were_used_is_printed(home: Path) -> None:
+def test_the_episodes_that_were_used_are_printed(home: Path) -> None:
     options = ["--dataset", home / "logs.npz", "--updates", 10, "--bootstraps", 1, "--device", "cpu"]
     assert "all 20 episodes" in command("ope", runs(home)[0], *options).stdout
     assert "5 held-out episodes" in command("ope", runs(home)[0], *options, "--validation-fraction", 0.25).stdout
@@ -853,7 +853,7 @@ def test_progress_into_a_pipe_is_plain_lines_with_an_estimate(
     monkeypatch.setattr(judging.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(judging.flags, "quiet", False)
     with judging._progress() as watch:
-        now[0] = 150.0  # what loading took is no part of the estimate
+        now[0] = 150.0  # the estimate excludes the time for loading
         for seconds, share in ((0.0, 0.0), (1.0, 0.01), (2.0, 0.02), (50.0, 0.5), (100.0, 1.0)):
             now[0] = 150.0 + seconds
             watch(share)
@@ -882,7 +882,7 @@ def test_the_yaml_of_a_run_that_asks_for_it_is_refused_with_its_line(tmp_path: P
     assert f"run.yaml:6: algo_kwargs.{GONE}" in refused(command("train", "--config", tmp_path / "run.yaml"))
 
 
-def test_help_tells_the_defaults_of_the_function() -> None:
+def test_help_shows_the_defaults_of_the_function() -> None:
     usual = {name: one.default for name, one in inspect.signature(rl_training.ope).parameters.items()}
     for option, name in ((judging.Bootstraps, "bootstraps"), (judging.Updates, "updates")):
         assert f"{usual[name]:,} unless given" in option.__metadata__[0].help

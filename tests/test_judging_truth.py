@@ -1,4 +1,4 @@
-"""FQE, importance sampling and doubly robust estimates where the truth is known in closed form."""
+"""FQE, importance sampling and doubly robust estimates compared with true values in closed form."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def chain_data(chain: Chain, episodes: int = 60, **options: Any) -> TransitionDa
 
 
 def test_a_chain() -> None:
-    """Three policies, two that never arrive: each within 1 % of the range of values."""
+    """Three policies, two of which never terminate; errors are below 1 % of the range of values."""
     chain = Chain()
     rules = (lambda s: True, lambda s: s < 2, lambda s: s == 0)
     truth = np.array([chain.value(lambda s, rule=rule: float(rule(s)))[0] for rule in rules])
@@ -62,7 +62,7 @@ def test_a_chain() -> None:
 
 @pytest.mark.slow
 def test_a_linear_quadratic_system() -> None:
-    """Three gains: each within 5 % of the range of values, and in their order."""
+    """Three gains; errors are below 5 % of the range of values, and the ranking is correct."""
     world, gains = Linear(), (0.8, 0.0, -0.15)
     data = world.data(200)
     starts = data.rows[Episodes.of(data, "a test").starts, 0].astype(np.float64)
@@ -73,7 +73,7 @@ def test_a_linear_quadratic_system() -> None:
 
 
 def test_a_policy_that_is_sampled() -> None:
-    """Its noise costs what the closed form says, within 5 % of the value; by its mode it would cost nothing."""
+    """The cost of its noise matches the closed form within 5 % of the value; its mode would have no such cost."""
     world = Linear()
     data = world.data(200)
     starts = data.rows[Episodes.of(data, "a test").starts, 0].astype(np.float64)
@@ -87,8 +87,8 @@ def test_a_policy_that_is_sampled() -> None:
     assert plain - noisy > 0.3 * abs(noisy)
 
 
-def test_two_policies_that_act_alike_get_the_same_value_and_company_changes_nothing() -> None:
-    """Up to rounding: members differ in their policies only, and are their single runs."""
+def test_equal_policies_have_equal_values_alone_and_with_others() -> None:
+    """Up to rounding: members differ only in their policies and equal single runs."""
     chain = Chain()
     data = chain_data(chain, 30)
     one, other = chain.policy(lambda s: True), chain.policy(lambda s: s >= 0)
@@ -167,8 +167,8 @@ def episodes_in(last: np.ndarray) -> Episodes:
 
 
 @pytest.mark.parametrize("error", [0.0, 3.0])
-def test_doubly_robust_is_right_in_expectation_whatever_the_model_says(error: float) -> None:
-    """Over every episode there is, weighted by how likely it is; with the true values each single one is right."""
+def test_doubly_robust_is_unbiased_for_any_model(error: float) -> None:
+    """Over all possible episodes, weighted by probability; with true values every single episode is exact."""
     chain, chance, wanted = Chain(states=3), 0.6, 0.8
     columns, weights = every_episode(chain, chance, 6)
     episodes = episodes_in(columns["last"])
@@ -195,7 +195,7 @@ def test_doubly_robust_is_right_in_expectation_whatever_the_model_says(error: fl
 
 
 def test_weighted_importance_sampling_finds_the_value() -> None:
-    """Over every episode there is, in the shares the logging policy gives them: the mean under the other policy."""
+    """Over all possible episodes, weighted by the logging policy, the estimate is the true value."""
     chain, chance, wanted = Chain(states=3), 0.6, 0.8
     columns, weights = every_episode(chain, chance, 6)
     episodes = episodes_in(columns["last"])
@@ -211,7 +211,7 @@ def test_weighted_importance_sampling_finds_the_value() -> None:
 
 
 def test_importance_of_logged_data() -> None:
-    """A sampled policy near the logging one: both estimates within 8 % of the truth, as the data are not."""
+    """For a sampled policy close to the logging policy, both estimates are within 8 % of the truth."""
     chain, wanted = Chain(states=3), 0.75
     columns = chain.data(600, limit=30)
     probs = columns.pop("action_probs")
@@ -231,7 +231,7 @@ def test_importance_of_logged_data() -> None:
     assert 10 < effective_episodes(weights) < 600
 
 
-def test_a_policy_that_no_episode_could_be_of_has_no_value() -> None:
+def test_a_policy_without_a_matching_episode_has_no_value() -> None:
     never = np.array([-np.inf, -np.inf])
     episodes = Episodes(np.array([0, 1]), np.array([1, 1]))
     parts = resamples(episodes, 2, resampling(0), CPU)

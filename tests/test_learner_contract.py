@@ -1,4 +1,4 @@
-"""What every learner owes its users, asked of each one the package exports."""
+"""Requirements on every exported learner."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def learner(learner_class: type[Learner]) -> Any:
     return build(learner_class)
 
 
-# For what the base class does alike for every learner: one of each regime, and one with actions of the next state.
+# For behaviour of the base class: one learner of each regime, and one with next actions.
 few_learners = pytest.mark.parametrize(
     "learner_class",
     mostly_slow(LEARNERS, algorithms.DQN, algorithms.SAC, algorithms.IQL, algorithms.ReBRAC, algorithms.RLPD),
@@ -81,12 +81,12 @@ def tensors(learner: Learner) -> dict[str, Tensor]:
     return {**state["networks"], **{f"optimizer {k}": v for k, v in state["optimizers"].items()}}
 
 
-def test_the_first_six_are_here() -> None:
+def test_the_first_six_learners_are_exported() -> None:
     assert {"dqn", "ddpg", "td3", "sac", "tqc", "redq"} <= {learner.name for learner in LEARNERS}
 
 
-def test_an_update_moves_what_it_owns_and_nothing_else(learner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of each optimiser that runs every tensor moves; targets go `tau` of the way; the rest stays."""
+def test_an_update_changes_only_its_own_parameters(learner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All tensors of each active optimiser change, targets move by `tau`, and all others stay the same."""
     calls: list[tuple[set[str], dict[nn.Module, nn.Module], float | None]] = []
     minimize = learner.minimize
 
@@ -124,7 +124,7 @@ def test_an_update_moves_what_it_owns_and_nothing_else(learner: Any, monkeypatch
 
 
 def test_both_ways_to_step_agree(learner_class: type[Learner]) -> None:
-    """Torch's fused kernel of a CPU and the list operations of a GPU, whatever the layout of the gradients."""
+    """Torch's fused CPU kernel and the list operations for GPUs, for any layout of gradients."""
     learners = [build(learner_class) for _ in range(2)]
     learners[1].execution = Execution(apply=apply_lists)
     for learner in learners:
@@ -136,10 +136,10 @@ def test_both_ways_to_step_agree(learner_class: type[Learner]) -> None:
 
 
 @pytest.mark.parametrize("stepped", [("critics",), ("critics", "actor")])
-def test_a_target_follows_whoever_steps_its_source(
+def test_a_target_follows_its_source_for_any_optimiser(
     stepped: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One optimiser, none of this update, or several: the target goes all the way to what is there afterwards."""
+    """Whether one, none or several optimisers step its source, the target follows the result."""
     learner, batch = build(algorithms.TD3), batch_for(algorithms.TD3)
     model, noise = learner.model, torch.zeros_like(batch.actions)
     both, copied = nn.ModuleList([model.critics, model.actor]), nn.ModuleList()
@@ -196,7 +196,7 @@ def test_every_learner_takes_layer_norm(learner_class: type[Learner]) -> None:
     assert all(term.isfinite() for term in update(learner, UPDATES).values())
 
 
-def test_every_setting_says_what_it_means(learner_class: type[Learner]) -> None:
+def test_every_setting_is_documented(learner_class: type[Learner]) -> None:
     for section in (learner_class.Config, learner_class.Network):
         for key, field in section.model_fields.items():
             assert field.description, key
@@ -213,7 +213,7 @@ def test_settings_of_adam_reach_the_step(learner: Any) -> None:
 
 
 @few_learners
-def test_whatever_changes_the_networks_raises_their_version(learner: Any) -> None:
+def test_every_change_of_the_networks_increments_their_version(learner: Any) -> None:
     versions = [learner.version]
     for change in (
         lambda: update(learner),
@@ -226,7 +226,9 @@ def test_whatever_changes_the_networks_raises_their_version(learner: Any) -> Non
 
 
 @few_learners
-def test_an_exception_inside_a_step_leaves_the_learner_torn(learner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_inside_a_step_marks_the_learner_as_interrupted(
+    learner: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = copy.deepcopy(learner.state_dict())
     update(learner)
     assert not learner.step_interrupted
@@ -261,7 +263,7 @@ def test_everything_is_float32(learner: Any) -> None:
         assert tensor.dtype == torch.float32, name
 
 
-def test_a_restored_learner_takes_the_very_same_step(learner: Any) -> None:
+def test_a_restored_learner_makes_an_identical_update(learner: Any) -> None:
     update(learner, 3)
     restored = build(type(learner), seed=99)
     restored.load_state_dict(copy.deepcopy(learner.state_dict()))
@@ -303,7 +305,7 @@ def test_updating_leaves_torch_s_global_randomness_alone(learner: Any) -> None:
 
 
 def refusal(call: Callable[..., object], *arguments: Any, **options: Any) -> str:
-    """What a call that must be refused says."""
+    """The error message of a call that must raise."""
     try:
         call(*arguments, **options)
     except ValueError as error:
@@ -341,7 +343,7 @@ def test_the_form_of_the_message() -> None:
 
 
 @few_learners
-def test_a_learning_rate_that_is_no_number_is_refused(learner_class: type[Learner]) -> None:
+def test_a_learning_rate_that_is_not_a_number_is_refused(learner_class: type[Learner]) -> None:
     model = build(learner_class).model
     for value in (math.nan, math.inf, "3e-4", None, True):
         said = refusal(learner_class, model=model, learning_rate=value)
@@ -509,7 +511,7 @@ def test_exploration_is_legal_and_repeats_with_its_generator(learner: Any) -> No
 # BC has no critic; FlashSAC clips the values of its target distribution, whose mean is then not linear in gamma.
 @pytest.mark.parametrize("learner_class", [c for c in LEARNERS if c.name not in ("bc", "flash_sac")])
 def test_time_limits_bootstrap_and_terminations_do_not(learner_class: type[Learner]) -> None:
-    """The target is r where the episode ended and r + gamma V elsewhere, with the same V."""
+    """The target is r if the episode terminated and r + gamma V otherwise, with the same V."""
 
     def target(done: float, gamma: float) -> float:
         batch = batch_for(learner_class, done=done)

@@ -1,4 +1,4 @@
-"""Every algorithm learns: online, to answer with what it sees; offline, to answer better than its data."""
+"""Every algorithm learns: online, to return what it observes; offline, to do better than its data."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_online_algorithms_learn_the_identity(algo: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("double_q", mostly_slow([False, True], True))
-def test_dqn_names_what_it_sees(double_q: bool, tmp_path: Path) -> None:
+def test_dqn_learns_to_name_its_observation(double_q: bool, tmp_path: Path) -> None:
     kwargs = settings("dqn") | {"double_q": double_q}
     result = train(tiny("dqn", tmp_path, env_id=CHOICES, kwargs=kwargs, total_timesteps=700, **UNWATCHED))
     assert predict_checkpoint(result.checkpoint_path, [[-1.0], [0.0], [1.0]]).tolist() == [5, 6, 7]
@@ -80,7 +80,7 @@ def random_answers() -> TransitionDataset:
 
 @pytest.mark.parametrize("algo", mostly_slow([name for name in OFFLINE if name != "bc"], "iql"))
 def test_offline_algorithms_beat_their_data(algo: str, random_answers: TransitionDataset, tmp_path: Path) -> None:
-    """The data's mean return is about -1.4; cloning them, the best a policy without rewards does, gives -0.4."""
+    """The mean return of the data is about -1.4; cloning, the best without rewards, gives -0.4."""
     assert -1.6 < random_answers.rewards.mean() < -1.2
     updates = 500 if algo == "iql" else 800
     config = tiny(algo, tmp_path, env_id=IDENTITY, kwargs=settings(algo), total_timesteps=updates, **UNWATCHED)
@@ -89,7 +89,7 @@ def test_offline_algorithms_beat_their_data(algo: str, random_answers: Transitio
 
 
 @pytest.mark.parametrize("stochastic", mostly_slow([False, True], True))
-def test_bc_does_what_was_done(stochastic: bool, tmp_path: Path) -> None:
+def test_bc_clones_the_data(stochastic: bool, tmp_path: Path) -> None:
     """Answers that follow a = 0.5 - x are cloned, rewards or not."""
     rng = np.random.default_rng(0)
     x = rng.uniform(-1, 1, (2_000, 1)).astype(np.float32)

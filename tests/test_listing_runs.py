@@ -51,7 +51,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_run_whose_process_was_killed_is_interrupted(tmp_path: Path) -> None:
-    """Its process wrote no status; one of another machine is not judged."""
+    """Its process wrote no status; runs of other machines keep theirs."""
     ended = subprocess.Popen(["true"])
     ended.wait()
     fields: dict[str, Any] = {"status": "running", "host": platform.node(), "pid": ended.pid}
@@ -101,7 +101,7 @@ def test_a_run_that_ended_after_its_last_row(status: str, step: int, tmp_path: P
     assert [run.step for run in runs(tmp_path).runs] == [step]
 
 
-def test_what_cannot_be_read_is_there_unless_it_is_asked_what_it_cannot_tell(folder: Path) -> None:
+def test_unreadable_runs_are_listed_unless_a_filter_needs_their_content(folder: Path) -> None:
     assert len(runs(folder, status="broken").unread) == 2
     assert names(runs(folder, status="broken")) == []
     assert not runs(folder, status="finished").unread
@@ -146,7 +146,7 @@ def test_json(folder: Path) -> None:
     assert [one["kind"] for one in unread["unread"]] == ["broken", "broken"]
 
 
-def test_what_is_not_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_runs_and_folders_are_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     none = command(folder, "--algo", "dqn")
     assert (none.exit_code, none.stdout, none.stderr) == (0, "", "no run matches\n")
     monkeypatch.chdir(folder.parent)

@@ -1,4 +1,4 @@
-"""Loggers of one's own: what they are given and when, and what is refused."""
+"""User-defined loggers: what they receive and when, and which are refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EVERY = {"log_interval": 10, "checkpoint_interval": 20, "total_timesteps": 60}
 
 
 class Diary(Logger):
-    """Everything it was given."""
+    """Records everything it receives."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
@@ -84,8 +84,8 @@ def test_rows_as_they_are_logged(tmp_path: Path) -> None:
     assert {name.partition("/")[0] for name in judged.values} == {"eval"}
 
 
-def test_only_what_a_checkpoint_covers(tmp_path: Path) -> None:
-    """The row of the checkpoint's own step may yet be completed: it comes with the next one, or at the end."""
+def test_loggers_receive_only_rows_covered_by_a_checkpoint(tmp_path: Path) -> None:
+    """The row of the checkpoint's own step may still be completed: it is sent with the next one, or at the end."""
     diary = Covered()
     result = train(tiny("bc", tmp_path, **EVERY), options=launched(diary))
     assert diary.calls == [
@@ -99,8 +99,8 @@ def test_only_what_a_checkpoint_covers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("algo", mostly_slow(["sac", "iql", "rlpd"], "rlpd"))
-def test_through_a_kill_every_row_is_whole_and_none_is_taken_back(algo: str, tmp_path: Path) -> None:
-    """A resumed run begins with the rows it had; whoever remembers the last step gets each row once."""
+def test_after_a_kill_every_row_is_complete_and_final(algo: str, tmp_path: Path) -> None:
+    """A resumed run sends its earlier rows first; a logger that remembers the last step gets each row once."""
     config = tiny(algo, tmp_path, kwargs={"eval_interval": 20}, **EVERY | {"checkpoint_interval": 25})
     straight = train(config, [KillAt()])
     first, second = Covered(), Covered()
@@ -115,7 +115,7 @@ def test_through_a_kill_every_row_is_whole_and_none_is_taken_back(algo: str, tmp
     assert as_logged(whole) == logged(straight.run_dir) == as_logged(second.rows)
 
 
-def test_a_run_that_is_broken_off_keeps_its_last_row(tmp_path: Path) -> None:
+def test_an_interrupted_run_sends_its_last_row(tmp_path: Path) -> None:
     """A signal during the last evaluation: the row of step 60 is sent when it is complete."""
 
     class Signal(Callback):
@@ -132,7 +132,7 @@ def test_a_run_that_is_broken_off_keeps_its_last_row(tmp_path: Path) -> None:
     assert "eval/mean_reward" in again.rows[-1].values
 
 
-def test_a_checkpoint_elsewhere_is_a_run_of_its_own(tmp_path: Path) -> None:
+def test_a_run_that_continues_in_a_new_folder_is_a_new_run_for_loggers(tmp_path: Path) -> None:
     result = train(tiny("bc", tmp_path, **EVERY))
     diary = Covered()
     resume(sorted((result.run_dir / "checkpoints").iterdir())[0], loggers=[diary])
@@ -170,7 +170,7 @@ class Spoiling(Logger):
 @pytest.mark.parametrize(
     "bad", mostly_slow([Raising, Exiting, Hanging, HangingCovered, Spoiling], Exiting, HangingCovered, Spoiling)
 )
-def test_a_logger_can_fail_and_training_cannot(
+def test_a_failing_logger_does_not_stop_training(
     bad: type[Logger], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     config, diary = tiny("bc", tmp_path, **EVERY), Covered()
@@ -215,14 +215,14 @@ def test_a_logger_may_keep_the_name_of_its_run(tmp_path: Path) -> None:
         ([7], r"^loggers: give a Logger or a list of loggers, got 7$"),
     ],
 )
-def test_what_is_no_logger(given: Any, message: str, tmp_path: Path) -> None:
+def test_objects_that_are_not_loggers_are_refused(given: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         BC(tiny("bc", tmp_path / "runs")).learn(20, loggers=given)
     assert not (tmp_path / "runs").exists()
 
 
 class Kept(Diary):
-    """The last one that was made."""
+    """Stores the last instance."""
 
     last: Kept
 

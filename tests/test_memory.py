@@ -114,7 +114,7 @@ def test_bytes_are_readable(count, text):
 
 
 def page_faults(preparation: str) -> int:
-    """Pages the kernel had to hand out while blocks of an update's size were taken and freed, over and over."""
+    """Page faults while blocks of the size of an update are repeatedly allocated and freed."""
     program = f"""
 import resource
 import numpy as np

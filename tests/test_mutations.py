@@ -50,7 +50,7 @@ def test_mistakes_are_chosen_by_name_kind_or_file() -> None:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """A repository of one module and two test files, one of which does not look at it."""
+    """A repository with one module and two test files; one of them does not test the module."""
     folder = tmp_path / "copy"
     for name, text in {
         "pyproject.toml": "[tool.pytest.ini_options]\n",

@@ -58,7 +58,7 @@ def test_they_are_those_of_all_observations_however_many_come_at_once(sizes: lis
     np.testing.assert_allclose(moments.std, obs.std(0, dtype=np.float64), rtol=1e-9)
 
 
-def test_a_constant_has_no_deviation_and_the_largest_numbers_overflow_nothing() -> None:
+def test_a_constant_has_zero_std_and_large_numbers_do_not_overflow() -> None:
     largest = np.finfo(np.float32).max
     moments = RunningMoments(2)
     for i in range(100):
@@ -74,7 +74,7 @@ def test_a_constant_has_no_deviation_and_the_largest_numbers_overflow_nothing() 
     assert seen[:, 0].tolist() == [0.0, 0.0, 10.0, -10.0]  # what never changed and then does is clipped
 
 
-def test_a_record_is_read_back_to_the_bit_and_a_wrong_one_is_refused() -> None:
+def test_a_record_is_restored_exactly_and_an_invalid_one_is_refused() -> None:
     moments, other = RunningMoments(3), RunningMoments(3)
     moments.add(np.random.default_rng(0).standard_normal((7, 3)).astype(np.float32))
     record = json.loads(json.dumps(moments.record()))
@@ -111,7 +111,7 @@ def test_what_is_acted_on_counts_once_and_the_last_of_an_episode_does_not(tmp_pa
     for _ in range(6):
         collector.step()
         versions.append(collector.learner.version)
-    assert versions == sorted({*versions})  # whoever keeps a copy of the policy is told
+    assert versions == sorted({*versions})  # invalidates copies of the policy
     rows = contents(collector)
     acted_on = np.concatenate([rows.obs.numpy(), collector.obs])
     assert acted_on[:, :2].tolist() == [[10, 0], [10, 1], [20, 0], [20, 1], [20, 2], [30, 0], [30, 1]]  # raw
@@ -188,7 +188,7 @@ def test_every_online_algorithm_has_it(algo: str, num_envs: int, tmp_path: Path)
     assert moments_in(read_checkpoint(find_checkpoint(result.run_dir))) == moments_in(checkpoint)
 
 
-def test_unless_it_is_asked_for_nothing_of_it_is_kept(tmp_path: Path) -> None:
+def test_without_the_setting_no_statistics_are_stored(tmp_path: Path) -> None:
     checkpoint = read_checkpoint(train(tiny("sac", tmp_path)).checkpoint_path)
     assert "moments" not in checkpoint.records["collector"]
     assert not any(name.startswith("model.normalizer") for name in checkpoint.tensors["networks"])
@@ -229,7 +229,7 @@ def test_statistics_that_do_not_fit_are_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value), damage
 
 
-def test_a_run_under_way_cannot_begin_or_stop_it(tmp_path: Path) -> None:
+def test_a_resumed_run_cannot_change_the_setting(tmp_path: Path) -> None:
     for kwargs, change in (({}, True), (ON, False)):
         run = interrupted(tiny("sac", tmp_path, kwargs=kwargs, checkpoint_interval=30), 30)
         with pytest.raises(ConfigError, match=r"^algo_kwargs\.normalize_observations: .* start a new run$"):
@@ -240,7 +240,7 @@ def test_a_run_under_way_cannot_begin_or_stop_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", mostly_slow(["", "best"], "best"))
-def test_statistics_taken_over_go_on_counting(place: str, tmp_path: Path) -> None:
+def test_copied_statistics_continue_to_be_updated(place: str, tmp_path: Path) -> None:
     before = train(tiny("sac", tmp_path, kwargs=ON, total_timesteps=40))
     origin = find_checkpoint(before.run_dir / place)
     config = tiny("sac", tmp_path, kwargs=ON, init_from=str(origin), total_timesteps=30)
@@ -272,7 +272,9 @@ def test_where_it_is_off_or_data_are_learned_from_the_map_taken_over_is_fixed(al
     assert same_map(networks_of(before), networks_of(further))
 
 
-def test_the_moments_of_data_stay_fixed_and_that_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_moments_of_data_stay_fixed_and_this_is_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     before = train(tiny("awac", tmp_path, kwargs=ON, total_timesteps=20))
     config = tiny("sac", tmp_path, kwargs=ON, init_from=str(before.run_dir), total_timesteps=40)
     with caplog.at_level(logging.WARNING):

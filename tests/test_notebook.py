@@ -1,4 +1,4 @@
-"""The notebook runs from its first cell to its last, and holds what it showed when it did."""
+"""The notebook runs from its first to its last cell, and its stored outputs are current."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def answers(found: nbformat.NotebookNode) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel works beside other tests, against which more threads would spin."""
+    """The kernel runs alongside other tests, and more threads would compete with them."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 

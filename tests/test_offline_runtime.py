@@ -1,4 +1,4 @@
-"""Learning from data: where spaces and data come from, with an environment or without."""
+"""Learning from data: sources of spaces and data, with and without an environment."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def identity_data(rows: int = 200, seed: int = 0) -> TransitionDataset:
     )
 
 
-def test_spaces_come_from_the_environment_or_from_nowhere(tmp_path: Path) -> None:
+def test_spaces_come_from_the_environment_if_there_is_one(tmp_path: Path) -> None:
     config = tiny("bc", tmp_path)
     assert _infer_env_spaces(config) == SpaceSpec(3, (-2.0,), (2.0,))
     assert _infer_env_spaces(config.replace(env_id=None)) is None
@@ -82,7 +82,7 @@ def test_random_data_are_episodes_of_the_environment(tmp_path: Path) -> None:
             assert times[row + 1] == 0
         else:
             assert torch.equal(view.obs[row + 1], view.next_obs[row])
-    # The scripted world always terminates; only the cut at the end is no termination.
+    # The scripted environment always terminates; only the truncation at the end is not a termination.
     assert all(view.dones[end] == 1 for end in data.episode_ends[:-1])
     given = view.next_obs[:, 2] - view.obs[:, 2]
     torch.testing.assert_close(view.actions[:, 0], (given - 1.0) / 2.0, atol=1e-5, rtol=0)
@@ -184,7 +184,7 @@ def test_observations_are_normalised_by_the_model_with_the_data_s_moments(tmp_pa
     assert networks["model.normalizer.scale"].item() == pytest.approx(1 / (obs.std() + 1e-3), rel=1e-5)
 
 
-def test_td3_bc_normalises_unless_told_otherwise(tmp_path: Path) -> None:
+def test_td3_bc_normalises_by_default(tmp_path: Path) -> None:
     for kwargs, normalises in (({}, True), ({"normalize_observations": False}, False)):
         config = tiny("td3_bc", tmp_path, kwargs=kwargs, total_timesteps=2, eval_episodes=0)
         networks = read_checkpoint(train(config).checkpoint_path).tensors["networks"]
@@ -244,7 +244,7 @@ def test_rlpd_takes_arrays(tmp_path: Path) -> None:
     assert run_record(result.run_dir)["status"] == "finished"
 
 
-# Data files of a run that goes on from another folder.
+# Data files of a run that is resumed from another folder.
 
 
 @pytest.fixture
@@ -282,7 +282,7 @@ def test_relative_paths_are_looked_up_where_the_run_began(
     assert resume(moved.run_dir, overrides=["total_timesteps=6"]).metrics["update_count"] == 6
 
 
-def test_a_run_that_goes_on_where_it_began_keeps_its_paths(relative: Path) -> None:
+def test_a_run_resumed_from_the_same_folder_keeps_its_paths(relative: Path) -> None:
     result = resume(begun(relative, ONE))
     assert read_checkpoint(result.checkpoint_path).records["config"]["algo_kwargs"]["dataset_path"] == "a.npz"
     assert read_checkpoint(result.checkpoint_path).records["dataset"]["folder"] == str(relative)

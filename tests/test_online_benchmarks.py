@@ -18,7 +18,7 @@ pytestmark = pytest.mark.pages
 
 
 def run(program: Any, monkeypatch: pytest.MonkeyPatch, folder: Path, *words: str) -> dict[str, dict[str, Any]]:
-    """The entries that a program has written."""
+    """The entries that a program wrote."""
     file = folder / "found.json"
     monkeypatch.setattr(sys, "argv", [program.__name__, *words, "--json", str(file)])
     program.main()
@@ -42,7 +42,7 @@ def test_every_way_of_stepping_is_measured(tmp_path: Path, monkeypatch: pytest.M
     assert "| Hopper-v5 | 2 |" in text
 
 
-def test_processes_are_not_more_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_are_at_most_as_many_processes_as_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stepping, "available_cores", lambda: 2)
     monkeypatch.setattr(sys, "argv", ["stepping", "--threads", "1", "4"])
     options = stepping.arguments()
@@ -74,7 +74,7 @@ def test_training_on_a_tensor_environment_is_measured(tmp_path: Path, monkeypatc
     assert "| torch/Pendulum-v1 | 4 | 2 | 8 | " in text
 
 
-def test_seconds_of_evaluations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluations_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     played: list[tuple[str, int]] = []
 
     class Evaluator:
@@ -118,7 +118,7 @@ def test_reads_of_other_devices_are_not_counted() -> None:
     assert counted.reads == 0
 
 
-def test_comparisons_on_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_sides_are_compared_on_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[str]] = []
     monkeypatch.setattr(online.training, "main", asked.append)
     monkeypatch.setattr(sys, "argv", ["online", "cores", "--steps", "2000", "--pairs", "1", "--json", "f"])

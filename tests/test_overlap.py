@@ -1,4 +1,4 @@
-"""`overlap`: updates are made while the environments are at their step, from the rows up to the one before."""
+"""`overlap`: updates run while the environments step, on rows up to the previous step."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_members_of_a_population_are_their_single_runs(tmp_path: Path) -> None:
 
 
 def test_killed_in_the_middle_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the updates, before what the environments answer is taken in."""
+    """After the updates, before the answers of the environments are received."""
     receive = Collector.receive
 
     def killed(self: Collector) -> None:

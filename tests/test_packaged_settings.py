@@ -1,4 +1,4 @@
-"""Class defaults are for small tasks, papers' values stand in presets: no default changes a packaged config."""
+"""Class defaults suit small tasks, presets have the papers' values: no default changes a packaged configuration."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from rl_training.experiment.compat import _defaults_0_1
 from rl_training.experiment.config import TrainConfig, load_config
 from rl_training.experiment.registry import get_algorithm_spec, resolve
 
-# What each config of version 0.1 said beyond the defaults of that version.
+# Non-default settings of each configuration of version 0.1.
 SAID: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "packaged_settings_0_1.json").read_text())
-# What was changed since, by what was measured (docs/results.md).
+# Changes since then, based on measurements (docs/results.md).
 CHANGED = {
     "iql/hopper-medium-expert": {"expectile": 0.5, "beta": 6.0, "reward_range_scaling": False},
     **{
@@ -30,7 +30,7 @@ def settings_expected(name: str) -> dict[str, Any]:
     kwargs = {**_defaults_0_1()[SAID[name]["algo"]], **SAID[name]["algo_kwargs"], **CHANGED.get(name, {})}
     del kwargs["layer_norm_epsilon"]  # no setting in 0.1
     if kwargs.get("datasets"):
-        del kwargs["dataset_kind"]  # its default, `random`, meant nothing beside `datasets`
+        del kwargs["dataset_kind"]  # its default, `random`, had no effect with `datasets`
     return kwargs
 
 

@@ -1,4 +1,4 @@
-"""What is built and installed: its metadata, its contents, and its use in an environment that has nothing else."""
+"""The built package: metadata, contents, and use in an otherwise empty environment."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PACKAGE = ROOT / "src" / "rl_training"
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT = PYPROJECT["project"]
 EXTRAS = {"mujoco", "box2d", "offline", "report", "video", "tune", "ray", "export", "wandb", "dev"}
-# What the code reads beside its modules; without one of them an installed package fails where a checkout does not.
+# Files that the code reads in addition to its modules; an installed package would fail without them.
 ASSETS = {
     "rl_training/py.typed",
     "rl_training/__init__.pyi",
@@ -108,7 +108,7 @@ def test_every_folder_of_modules_is_a_package() -> None:
     assert [folder for folder in folders if not (folder / "__init__.py").exists()] == []
 
 
-def test_the_release_is_told_once_everywhere() -> None:
+def test_citation_and_changelog_name_the_installed_version() -> None:
     """Citation and changelog name the version that is installed, and the same day."""
     version = rl_training.__version__
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
@@ -182,7 +182,7 @@ def journey(empty: Empty) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_wheel_and_sdist_work_where_there_is_nothing_else(tmp_path: Path) -> None:
+def test_wheel_and_sdist_work_in_an_empty_environment(tmp_path: Path) -> None:
     """Needs what pip needs. An old record is read as it was meant, too: the history is inside."""
     (made := tmp_path / "made").mkdir()
     (again := tmp_path / "again").mkdir()

@@ -1,4 +1,4 @@
-"""References out of checkouts, inside their own loops: with doubles of the checkouts, and of jax."""
+"""Peers from checkouts in their own loops, with stand-ins for the checkouts and for jax."""
 
 from __future__ import annotations
 
@@ -307,7 +307,7 @@ class Dataset(dict):
         return {name: values[:count] for name, values in self.items()}
 """
 
-# The interface of LeanRL's script; it says what it was told, and a speed every second step.
+# The interface of LeanRL's script; it prints its arguments, and a speed every second step.
 LEANRL_FILE = """
 from dataclasses import dataclass
 import tyro
@@ -363,7 +363,7 @@ def lines(folder: Path) -> list[str]:
     return (folder / "log").read_text(encoding="utf-8").splitlines()
 
 
-def test_loop_of_corl_makes_as_many_updates_as_are_asked_for(tmp_path: Path) -> None:
+def test_loop_of_corl_makes_the_requested_updates(tmp_path: Path) -> None:
     given = loops.libraries(checkout(tmp_path, "offline/awac.py", CORL_FILE), None, None)
     found, left_out = loops.connect(given, case_of("awac"), CPU, batch=32, tf32=False)
     assert left_out == []
@@ -394,13 +394,13 @@ def learner(folder: Path, updates: int, algo: str = "td3_bc") -> loops.CorlLearn
 
 
 def test_actor_of_corl_acts_as_it_is_between_updates(tmp_path: Path) -> None:
-    states = torch.tensor([[1.0, 2.0, 3.0], [1.5, 2.0, 3.0]])  # the mean is taken away, the deviation is 2
+    states = torch.tensor([[1.0, 2.0, 3.0], [1.5, 2.0, 3.0]])  # minus the mean; the std is 2
     with learner(checkout(tmp_path, "offline/td3_bc.py", CORL_LEARNER), updates=6) as peer:
         torch.testing.assert_close(peer.mode(states), torch.tensor([[0.0], [0.25]]))
         peer.run(2)
         torch.testing.assert_close(peer.mode(states), torch.tensor([[0.2], [0.45]]))
         torch.testing.assert_close(peer.mode(states[1:]), torch.tensor([[0.45]]))
-        assert len(lines(tmp_path)) == 2  # acting is no update
+        assert len(lines(tmp_path)) == 2  # acting makes no update
         peer.run(4)  # all that its loop makes: it has ended, and acts still
         torch.testing.assert_close(peer.mode(states), torch.tensor([[0.6], [0.85]]))
         assert len(lines(tmp_path)) == 6
@@ -452,7 +452,7 @@ def publish(folder: Path, algo: str, task: str, file: str, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def test_corl_learns_from_the_rows_and_is_judged_on_the_episodes_of_a_study(tmp_path: Path) -> None:
+def test_corl_learns_from_the_rows_and_is_evaluated_on_the_episodes_of_a_study(tmp_path: Path) -> None:
     checkout(pendulum_file(tmp_path), "offline/td3_bc.py", CORL_LEARNER)
     publish(tmp_path, "td3_bc", "pendulum", "replay_v2.yaml", "alpha: 4e-1\nenv: p-v2\nseed: 9\nmax_timesteps: 9\n")
     (job,) = offline_jobs("corl", tmp_path, "--algo", "td3_bc", seeds=[5], reward_scale=3.0)
@@ -511,7 +511,7 @@ def test_rebrac_of_corl_learns_from_rows_with_next_actions(tmp_path: Path, monke
     assert entry["final"] == pytest.approx(expected, rel=1e-4)
 
 
-def test_libraries_are_asked_for_what_they_have(tmp_path: Path) -> None:
+def test_libraries_run_only_algorithms_they_have(tmp_path: Path) -> None:
     (pendulum_file(tmp_path) / "algorithms").mkdir()
     jobs = [
         job
@@ -576,7 +576,7 @@ def flashsac(folder: Path, *ways: str) -> loops.Library:
     return library
 
 
-def test_agent_of_flashsac_makes_as_many_updates_as_are_asked_for(tmp_path: Path) -> None:
+def test_agent_of_flashsac_makes_the_requested_updates(tmp_path: Path) -> None:
     library, loop = flashsac(tmp_path, "eager"), loops.LOOPS["FlashSAC"]["flash_sac/eager"]
     with loops.LoopUpdates(library, loop, case_of("sac"), CPU, batch=32, tf32=False) as peer:
         assert len(lines(tmp_path)) == 4  # two of each variant, which compile
@@ -591,9 +591,7 @@ def test_agent_of_flashsac_makes_as_many_updates_as_are_asked_for(tmp_path: Path
     assert (peer.period, entry["peer"], entry["ratio"]) == (2, "FlashSAC:eager", 2.0)
 
 
-def test_agent_of_fql_makes_as_many_updates_as_are_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_agent_of_fql_makes_the_requested_updates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = repr(str(tmp_path / "log"))
     files = {"site/jax": JAX, "site/distrax": "", "agents/fql": FQL_AGENT.replace("LOG", log)}
     for name, text in (files | {"utils/datasets": FQL_DATA}).items():
@@ -742,7 +740,7 @@ def test_commit_is_the_checkouts_own(tmp_path: Path) -> None:
 
 
 class Counted:
-    """A contender that knows how many updates it was asked for."""
+    """A contender that records how many updates were requested."""
 
     def __init__(self, period: int | None = None) -> None:
         self.period = period
@@ -761,7 +759,7 @@ def test_contender_with_a_period_of_its_own_is_asked_for_whole_ones() -> None:
 
 
 def measured(**more: Any) -> dict[str, Any]:
-    """An entry as it is kept, after a turn through JSON."""
+    """A stored entry, after a round trip through JSON."""
     entry: dict[str, Any] = {
         "kind": "rate", "case": "IQL", "hidden": [256, 256], "batch": 256, "mode": "eager", "tf32": False,
         "rate": 100.0, "date": "2026-01-01", "device": "cpu", "machine": "2 CPU cores", "threads": 1,
@@ -778,7 +776,7 @@ def given_peer(name: str, rate: float, note: str = "") -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_tables_have_a_row_for_every_peer_and_say_how_it_was_run() -> None:
+def test_tables_have_a_row_for_every_peer_and_how_it_was_run() -> None:
     installed = {"peer": "d3rlpy:IQL", "peer_rate": 80.0, "ratio": 1.25, "ratio_spread": [1.2, 1.3]}
     given = [given_peer("CORL:IQL", 50.0, "sizes are fixed"), given_peer("Unifloral:IQL", 200.0)]
     (text,) = updates.sections({"a": measured(**installed, given_peers=given)}).values()
@@ -953,7 +951,7 @@ def test_stable_baselines_learns_and_is_evaluated_on_the_episodes_of_a_study(
     assert entry["final"] == evaluated(job, sb3.SB3Policy(agents[0]).mode)
 
 
-def test_leanrl_is_not_set_beside_another_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leanrl_is_compared_on_the_same_problem_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit, match="hidden_sizes"):
         leanrl.arguments(lean_config("algo_kwargs.hidden_sizes=[400, 300]"), settle=2)
     with pytest.raises(SystemExit, match=r"is .* a checkout of LeanRL"):
@@ -966,7 +964,7 @@ def test_leanrl_is_not_set_beside_another_problem(tmp_path: Path, monkeypatch: p
         training.arguments()
 
 
-def test_steps_beside_leanrl_are_told_from_those_beside_stable_baselines() -> None:
+def test_results_with_leanrl_and_stable_baselines_are_distinguished() -> None:
     pair = measured(
         kind="compare", algo="td3", env="E", config="td3/e", overrides=[], steady=[9.0], whole=[8.0],
         peer_steady=[3.0], peer_whole=[2.0], peer_device="cpu", ratio=3.0, ratio_spread=[3.0, 3.0],

@@ -62,7 +62,7 @@ def _float64() -> Iterator[None]:
 
 
 class Still(gym.Env[Any, Any]):
-    """Spaces and nothing else: the peers want an environment to be built."""
+    """An environment with spaces only, which the peers need to be constructed."""
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (OBS,), np.float32)
 
@@ -89,7 +89,7 @@ def agent_of(algorithm: Callable[..., Any], **settings: Any) -> Any:
 
 
 def train_on(agent: Any, batch: TransitionBatch) -> Losses:
-    """One gradient step on `batch` in place of the replay buffer's; what it logged."""
+    """Make one gradient step on `batch` instead of a sampled one; return the logged values."""
     samples = sb3.common.type_aliases.ReplayBufferSamples(
         observations=batch.obs,
         actions=batch.actions.reshape(BATCH, -1),
@@ -157,7 +157,7 @@ def soft_peer(algorithm: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, **
         with normal_draws(here, next_noise):
             return train_on(agent, batch)
 
-    heads = (agent.actor.mu, agent.actor.log_std)  # mean first, then the logarithm of the deviation
+    heads = (agent.actor.mu, agent.actor.log_std)  # mean first, then log std
     networks = places("model.actor.net", [*linears(agent.actor.latent_pi), heads]) | critic_places(agent)
     peer = Peer(networks | {"temperature.log_alpha": Same(agent.log_ent_coef, ())}, update)
     peer.held.hold(agent.ent_coef_optimizer, agent.critic.optimizer, agent.actor.optimizer)

@@ -1,7 +1,7 @@
-"""Training, checkpoints and resuming where POSIX is not: a process from which its modules and functions are taken.
+"""Training, checkpoints and resuming without POSIX, in a process whose POSIX modules and functions are removed.
 
-It stands for Windows as far as a test on another system can: what this package itself asks for is gone, what the
-libraries below it keep is theirs. The lock is Windows' interface over this system's lock.
+This simulates Windows as far as another system allows: functions that this package calls are removed, those that
+other libraries use are not. The lock uses Windows' interface on top of this system's lock.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch.utils.tensorboard import SummaryWriter
 real = fcntl
 
 def locking(handle, mode, count):
-    assert os.lseek(handle, 0, os.SEEK_CUR) > 2**20  # not a byte that anybody reads
+    assert os.lseek(handle, 0, os.SEEK_CUR) > 2**20  # beyond all bytes that are read
     try:
         real.flock(handle, real.LOCK_EX | real.LOCK_NB)
     except BlockingIOError:
@@ -147,7 +147,7 @@ def test_space_without_blocks_is_the_size() -> None:
 
 @pytest.mark.slow
 def test_every_module_can_be_imported(bare: Callable[[str, Path], list[str]], tmp_path: Path) -> None:
-    """What is refused there is refused when it is asked for, not by a command that only shares a file with it."""
+    """Unsupported functions raise when they are called, not when their module is imported."""
     program = """
 import pathlib, pkgutil, rl_training
 for found in pkgutil.walk_packages(rl_training.__path__, "rl_training."):

@@ -62,7 +62,7 @@ def _registry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A module in the current folder, which nobody has imported."""
+    """A module in the current folder that is not imported yet."""
     (tmp_path / "plugged.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
     yield "plugged"

@@ -1,4 +1,4 @@
-"""`policy_distribution`: the density that the cloners fit, what is drawn from it, and what a run does with it."""
+"""`policy_distribution`: the density that cloning fits, its samples, and its effect on a run."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def test_losses_and_gradients_are_those_of_a_plain_implementation(algo: str, dis
     learner = learner_of(algo, distribution)
     in_double_precision(learner)
     if algo == "crr":
-        with torch.no_grad():  # tell the two policies apart
+        with torch.no_grad():  # make the two policies different
             learner.model.actor.net.head.bias.add_(0.3)
     batch = double(with_bounds(random_batch()))
     noises = 2.0 * torch.randn(3, BATCH, ACTIONS, dtype=torch.float64)  # some beyond the bounds
@@ -252,7 +252,7 @@ def test_losses_and_gradients_are_those_of_a_plain_implementation(algo: str, dis
 
 
 def bimodal(at_bound: float, rows: int = 200) -> TransitionBatch:
-    """Whatever is seen, some actions lie at the upper bound and all others at -0.3."""
+    """In every state, some actions are at the upper bound and all others at -0.3."""
     actions = torch.full((rows, ACTIONS), -0.3)
     actions[: int(at_bound * rows)] = 1.0
     return random_batch(size=rows)._replace(obs=torch.zeros(rows, OBS), actions=actions)
@@ -390,8 +390,8 @@ def test_a_copy_on_arrays_acts_alike(algo: str, distribution: str) -> None:
             assert copied.sample(obs, noise).abs().max() <= 1.0
 
 
-def test_numbers_that_are_none_stay_none_on_arrays() -> None:
-    """What is clipped would hide a policy that has diverged."""
+def test_nan_is_preserved_on_arrays() -> None:
+    """Clipping must not hide that a policy has diverged."""
     learner = build(CRR, policy_distribution="gaussian")
     with torch.no_grad():
         learner.model.actor.net.head.bias.fill_(torch.nan)
@@ -407,7 +407,7 @@ def test_numbers_that_are_none_stay_none_on_arrays() -> None:
     ("algo", "into"),
     [("awac", "sac"), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (("crr", "awac"), ("bc", "crr")))],
 )
-def test_networks_of_the_other_distribution_are_taken_over_with_a_word(
+def test_networks_of_the_other_distribution_are_copied_with_a_warning(
     algo: str, into: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = train(tiny(algo, tmp_path, kwargs=settings_of(algo, "gaussian"), total_timesteps=20, eval_episodes=0))
@@ -419,7 +419,7 @@ def test_networks_of_the_other_distribution_are_taken_over_with_a_word(
 
 
 @pytest.mark.parametrize("algo", mostly_slow(CLONERS, "crr"))
-def test_networks_of_the_same_distribution_are_taken_over_without_one(
+def test_networks_of_the_same_distribution_are_copied_without_a_warning(
     algo: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for distribution in DISTRIBUTIONS:
@@ -447,7 +447,7 @@ def test_a_run_under_way_keeps_its_distribution(tmp_path: Path) -> None:
 def test_a_record_from_before_the_setting_means_a_squashed_policy(
     algo: str, schema: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the default has become."""
+    """Regardless of the current default."""
     field = CLONERS[algo].Config.model_fields["policy_distribution"]
     monkeypatch.setattr(field, "default", "gaussian")
     kwargs = {"stochastic": True} if algo == "bc" else {}
@@ -481,7 +481,7 @@ def test_other_values_and_other_algorithms_are_refused_in_one_line(algo: str) ->
 
 
 @pytest.mark.parametrize("algo", ["bc", "iql"])
-def test_discrete_actions_know_no_such_setting(algo: str, tmp_path: Path) -> None:
+def test_discrete_actions_do_not_have_the_setting(algo: str, tmp_path: Path) -> None:
     kwargs = {"policy_distribution": "gaussian"}
     config = tiny(algo, tmp_path, kwargs=kwargs, env_id="CartPole-v1", eval_episodes=0)
     message = rf"^algo_kwargs\.policy_distribution: {algo} has no such setting on discrete actions; leave it out$"

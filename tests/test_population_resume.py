@@ -1,7 +1,7 @@
-"""A resumed population equals an undisturbed one to the bit, whichever member was ahead when it was killed.
+"""A resumed population equals an uninterrupted one bit for bit, whichever member was ahead when it was killed.
 
-Here the result of an update depends on how many members are computed together, on every machine: `uneven` rounds as
-the worst CPU might. So these tests fail wherever a resumed population makes an update with other members.
+Here the result of an update depends on the number of members in a stack, on every machine: `uneven` simulates the
+rounding of the worst CPU. So these tests fail if a resumed population makes an update with other members.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Undisturbed = Callable[..., list[TrainResult | None]]
 
 @pytest.fixture(autouse=True)
 def _uneven(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every stacked update moves the parameters by a little that depends on the size of the stack."""
+    """Every stacked update changes the parameters slightly, depending on the size of the stack."""
     original = StackedUpdater._update
 
     def update(self: StackedUpdater, *arguments: Any) -> Any:
@@ -53,7 +53,7 @@ def _uneven(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def brief(folder: Path, algo: str = "td3", **fields: Any) -> TrainConfig:
-    """40 steps with a checkpoint every 10, of which only the newest is kept."""
+    """40 steps with a checkpoint every 10; only the newest is kept."""
     common = {"env_id": "Scripted-v0", "total_timesteps": 40, "checkpoint_interval": 10, "log_interval": 10}
     kwargs = fields.pop("kwargs", {}) | ({"learning_starts": 4} if algo in ("td3", "sac") else {})
     defaults: dict[str, Any] = {"eval_episodes": 0, "keep_checkpoints": 1, "seeds": list(SEEDS)}
@@ -302,7 +302,7 @@ def test_a_run_of_an_older_version_catches_up(tmp_path: Path) -> None:
 
 
 def test_members_reach_max_hours_at_the_same_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock goes on between two members, and they do not see it."""
+    """Time passes between two members, but all of them see the same time."""
     seconds = iter(range(10**6))
     monkeypatch.setattr("rl_training.runs.signals.time.monotonic", lambda: float(next(seconds)))
     results = trained(brief(tmp_path), TimeLimitCallback(20.0 / 3600.0))

@@ -63,7 +63,7 @@ SEEDS = (3, 0, 8)
 
 
 def short(algo: str, folder: Path, seeds: Sequence[int] = SEEDS, **fields: Any) -> TrainConfig:
-    """40 steps with schedules, learned temperatures, evaluations: all that a run can be made of."""
+    """40 steps with schedules, learned temperatures and evaluations."""
     defaults: dict[str, Any] = {"total_timesteps": 40, "checkpoint_interval": 20, "env_id": "Scripted-v0"}
     if algo == "dqn":
         defaults["env_kwargs"] = {"discrete": True}
@@ -75,7 +75,7 @@ def together(config: TrainConfig, callbacks: Sequence[Callback] = (), **options:
 
 
 def apart(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> list[TrainResult]:
-    """The same runs, one after another, each alone."""
+    """The same runs, trained one after another."""
     return [train(member, callbacks) for member in members_of(config)]
 
 
@@ -164,7 +164,7 @@ def test_with_several_environments_each(num_envs: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_it_does_not_matter_who_else_is_in_it(tmp_path: Path) -> None:
+def test_a_member_does_not_depend_on_the_others(tmp_path: Path) -> None:
     three, two = together(short("td3", tmp_path)), together(short("td3", tmp_path, [8, 3]))
     assert all_unlike([three[2], three[0]], two) == [[], []]
 
@@ -209,7 +209,7 @@ def test_data_in_memory_serve_all(tmp_path: Path) -> None:
 
 
 def killed(config: TrainConfig, callback: Callback, place: Path, code: int) -> str:
-    """Train in a process that `callback` ends; what it said."""
+    """Train in a process that `callback` kills; return its output."""
     child = Child(lambda: together(config, [callback]), place.with_suffix(".txt"))
     assert child.wait() == code, child.text()
     return child.text()
@@ -253,7 +253,7 @@ def test_killed_before_all_have_a_checkpoint(tmp_path: Path) -> None:
     mostly_slow([("sac", signal.SIGTERM, 143), ("iql", signal.SIGINT, 130)], ("sac", signal.SIGTERM, 143)),
 )
 def test_a_signal_saves_every_member(algo: str, number: int, code: int, tmp_path: Path) -> None:
-    """Wherever it meets them: all at the same step."""
+    """All members are saved at the same step, wherever the signal arrives."""
     config = short(algo, tmp_path / "runs", checkpoint_interval=1_000)
     said = killed(config, At(SEEDS[1], 27, send(number)), tmp_path, code)
     runs = folders(tmp_path / "runs")
@@ -267,7 +267,7 @@ def test_a_signal_saves_every_member(algo: str, number: int, code: int, tmp_path
 
 
 def test_every_member_saves_when_asked_to(tmp_path: Path) -> None:
-    """SIGUSR1 saves and goes on."""
+    """SIGUSR1 saves and continues."""
     config = short("td3", tmp_path / "runs", checkpoint_interval=1_000)
     killed(config, At(SEEDS[1], 27, send(signal.SIGUSR1)), tmp_path, 0)
     assert statuses(tmp_path / "runs") == ["finished"] * 3
@@ -287,7 +287,7 @@ def test_a_second_interrupt_aborts(tmp_path: Path) -> None:
     assert [list_checkpoints(run / "checkpoints") for run in folders(tmp_path / "runs")] == [[]] * 3
 
 
-def test_a_finished_population_goes_on_to_a_larger_total(tmp_path: Path) -> None:
+def test_a_finished_population_continues_to_a_larger_total(tmp_path: Path) -> None:
     config = short("td3", tmp_path, SEEDS[:2])
     ours, alone = together(config), apart(config)
     again = resume_all(ours[1].run_dir, changes={"total_timesteps": 60}, quiet=True)
@@ -309,7 +309,7 @@ def test_an_older_checkpoint_goes_on_in_a_folder_of_its_own(tmp_path: Path) -> N
     assert first.exists()
 
 
-def test_one_can_be_taken_out(tmp_path: Path) -> None:
+def test_a_member_can_be_removed(tmp_path: Path) -> None:
     config = short("sac", tmp_path / "runs")
     killed(config, AtCheckpoint(SEEDS[2], 20, send(signal.SIGKILL)), tmp_path, -signal.SIGKILL)
     runs = folders(tmp_path / "runs")
@@ -339,8 +339,8 @@ def test_a_member_that_is_missing_is_named(tmp_path: Path) -> None:
     assert result.run_dir == ours[0].run_dir
 
 
-def test_one_that_is_in_use_keeps_all_of_them_waiting(tmp_path: Path) -> None:
-    """None is begun without it, and nothing is changed."""
+def test_a_member_that_is_in_use_blocks_the_resume_of_all(tmp_path: Path) -> None:
+    """No member is resumed, and nothing changes."""
     ours = together(short("td3", tmp_path, SEEDS[:2]))
     before = [run_record(result.run_dir) for result in ours]
     with lock_run(ours[1].run_dir), pytest.raises(ConfigError, match=f"^{ours[1].run_dir}: "):
@@ -349,7 +349,7 @@ def test_one_that_is_in_use_keeps_all_of_them_waiting(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_moved_population_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_moved_population_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = together(short("td3", tmp_path / "here", SEEDS[:2]))
     shutil.move(tmp_path / "here", tmp_path / "there")
     monkeypatch.chdir(tmp_path / "there" / ours[0].run_dir.name)
@@ -360,8 +360,8 @@ def test_a_moved_population_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 # Ending alone.
 
 
-def test_who_diverges_or_stops_ends_alone(tmp_path: Path) -> None:
-    """Of four one diverges and one stops early: the other two are what they are without them."""
+def test_a_member_that_diverges_or_stops_does_not_affect_the_others(tmp_path: Path) -> None:
+    """One of four diverges and one stops early; the other two are unaffected."""
     rates = {3: 1e-3, 0: 1e30, 8: 1e-3, 5: 1e-3}
     configs = [
         tiny(
@@ -392,7 +392,7 @@ def test_who_diverges_or_stops_ends_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_those_left_go_on_without_the_diverged(tmp_path: Path) -> None:
+def test_the_other_members_continue_without_a_diverged_one(tmp_path: Path) -> None:
     configs = [
         tiny("td3", tmp_path, seed=s, kwargs={"learning_rate": r}) for s, r in ((0, 1e30), (1, 1e-3), (2, 1e-3))
     ]
@@ -440,7 +440,7 @@ def test_a_callback_that_fails_ends_its_member_alone(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_update_that_fails_is_saved_by_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was made for all; each goes on from where it stood."""
+    """The update was common to all; each member resumes from its current step."""
     config, original, count = short("iql", tmp_path), StackedUpdater._update, itertools.count()
 
     def update(self: StackedUpdater, *arguments: Any) -> Any:
@@ -462,7 +462,7 @@ def test_what_cannot_be_built_leaves_no_folder(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_one_cause_for_all_is_said_once(tmp_path: Path) -> None:
+def test_a_common_cause_is_reported_once(tmp_path: Path) -> None:
     place = tmp_path / "file"
     place.write_text("not a folder")
     with pytest.raises(ConfigError, match=r"^output_dir") as refused:
@@ -526,7 +526,7 @@ def test_every_member_has_loggers_of_its_own(tmp_path: Path) -> None:
 
 
 class Tells(Callback):
-    """Who begins and who ends, in order, for all members."""
+    """Records the start and the end of all members in order."""
 
     told: ClassVar[list[str]] = []
 
@@ -551,7 +551,7 @@ TURNS = {
 
 
 @pytest.mark.parametrize("population", [2, pytest.param("auto", marks=pytest.mark.slow), "off"])
-def test_as_many_at_a_time_as_is_said(population: str | int, tmp_path: Path) -> None:
+def test_the_number_of_members_trained_at_a_time(population: str | int, tmp_path: Path) -> None:
     config = short("td3", tmp_path, population=population)
     assert told(config) == TURNS[population]
     names = [run.name for run in folders(tmp_path)]
@@ -578,7 +578,7 @@ def test_with_little_memory_they_take_turns(
 
 
 @pytest.mark.slow
-def test_turns_that_were_broken_off_go_on_with_all(tmp_path: Path) -> None:
+def test_interrupted_turns_continue_with_all_members(tmp_path: Path) -> None:
     config = short("td3", tmp_path / "runs", population=2)
     killed(config, At(SEEDS[2], 30, send(signal.SIGKILL)), tmp_path, -signal.SIGKILL)
     assert statuses(tmp_path / "runs") == ["finished", "finished", "running"]
@@ -718,7 +718,7 @@ def test_a_member_that_is_not_resumed_keeps_its_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_member_that_is_loaded_goes_on_with_all(tmp_path: Path) -> None:
+def test_a_loaded_member_resumes_with_all(tmp_path: Path) -> None:
     made = IQL("Pendulum-v1", seeds=[4, 2], output_dir=tmp_path, device="cpu", **brief("iql"))
     results = made.learn(30, progress_bar=False)
     loaded = IQL.load(results[1].run_dir)
@@ -727,7 +727,7 @@ def test_a_member_that_is_loaded_goes_on_with_all(tmp_path: Path) -> None:
     assert [run_record(result.run_dir)["metrics"]["update_count"] for result in results] == [40, 40]
 
 
-def test_seed_and_seeds_are_two_things(tmp_path: Path) -> None:
+def test_seed_and_seeds_exclude_each_other(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^seeds: give seed or seeds"):
         SAC("Pendulum-v1", seed=1, seeds=[0, 1])
 
@@ -766,7 +766,7 @@ def test_seeds_on_the_command_line(tmp_path: Path) -> None:
 
 
 def test_members_that_fail_on_the_command_line(tmp_path: Path) -> None:
-    """One line on standard error, the exit code of the cause, and the others have finished."""
+    """One line on standard error and the exit code of the cause; the other members have finished."""
     config = short("sac", tmp_path, SEEDS[:2], env_id="Scripted-v0", env_kwargs=broken_for(SEEDS[1], "reward"))
     place = tmp_path / "config.json"  # JSON is YAML
     place.write_text(json.dumps(config.to_dict() | {"output_dir": str(tmp_path / "runs"), "seed": None}))
@@ -801,9 +801,7 @@ def test_seeds_in_a_file(tmp_path: Path) -> None:
         ("", ["seed=1", "seeds=0..1"], None),
     ],
 )
-def test_what_is_typed_counts_more_than_what_is_written(
-    written: str, words: list[str], meant: Any, tmp_path: Path
-) -> None:
+def test_the_command_line_overrides_the_file(written: str, words: list[str], meant: Any, tmp_path: Path) -> None:
     place = tmp_path / "some.yaml"
     place.write_text(f"algo: sac\nenv_id: Pendulum-v1\ntotal_timesteps: 2000\n{written}\n")
     if meant is None:

@@ -1,7 +1,7 @@
-"""A member of a population beside its single run, update for update: for every algorithm of the registry.
+"""Members of a population compared with single runs, update for update, for every algorithm of the registry.
 
-What is drawn is the same to the bit. What is computed is the same up to the order of sums: in float64 that is
-1e-7 after a hundred updates; in float32 it is what compiled updates may differ from eager ones.
+Random draws are bit-identical. Computed values are equal up to the order of summation: in float64 within 1e-7 after
+a hundred updates, in float32 within the tolerance of compiled updates.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ def rows_of(learner: Learner, seed: int = 0) -> Tensor:
 
 
 def shared(learners: Sequence[Learner]) -> list[BatchSource]:
-    """One data set for all, of which each draws its own minibatches."""
+    """One data set for all members; each samples its own minibatches."""
     rows = rows_of(learners[0])
     return [TensorSource(rows, layout_of(type(one)), one.generator) for one in learners]
 
 
 def apart(learners: Sequence[Learner]) -> list[BatchSource]:
-    """Rows of their own, as members have that collect them."""
+    """Separate rows for each member, as collected by online members."""
     return [TensorSource(rows_of(one, i), layout_of(type(one)), one.generator) for i, one in enumerate(learners)]
 
 
@@ -90,7 +90,7 @@ def learners_of(
     device: str = "cpu",
     network: dict[str, Any] | None = None,
 ) -> list[Learner]:
-    """One learner per seed, with hyperparameters of its own where `changes` says so."""
+    """One learner per seed, with different hyperparameters if `changes` is given."""
     found = []
     for i, (seed, change) in enumerate(zip(SEEDS, changes, strict=True)):
         known = {key: value for key, value in change.items() if key in kind.Config.model_fields}
@@ -180,8 +180,8 @@ def assert_members_equal(kind: Kind, *arguments: Any, updates: int, **options: A
 
 
 @few_learners  # a wrong draw of any learner is seen in `test_with_all_that_can_be_learned`
-def test_what_is_drawn_is_the_same_to_the_bit(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    """First networks, minibatches, noise, and what the generators stand at, for some updates."""
+def test_random_draws_are_bit_identical(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Initial networks, minibatches, noise and generator states, for several updates."""
     ours, theirs = learners_of(kind), learners_of(kind)
     assert [differences(whole(one), whole(other)) for one, other in zip(ours, theirs)] == [[]] * SIZE
     stacked, singles = together(ours), alone(theirs)
@@ -364,7 +364,7 @@ def test_in_float32_after_one_update(kind: Kind) -> None:
 
 @few_learners
 def test_a_stack_changes_no_number_and_is_seen_through_its_members(kind: Kind) -> None:
-    """Who holds a member (a session, a policy that acts, a checkpoint) sees what the stack does to it."""
+    """Objects that reference a member (a session, an acting policy, a checkpoint) see the updates of the stack."""
     learners = learners_of(kind, normalize=True)
     before = [whole(learner) for learner in learners]
     acting = [ActingPolicy(learner) for learner in learners]
@@ -380,7 +380,7 @@ def test_a_stack_changes_no_number_and_is_seen_through_its_members(kind: Kind) -
 
 @few_learners
 def test_policies_that_act_are_copied_in_one_transfer(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever asks first after a change brings the weights of all."""
+    """The first access after a change transfers the weights of all members."""
     learners = learners_of(kind, normalize=True)
     acting = [ActingPolicy(learner, copies=True) for learner in learners]
     stacked = together(learners)
@@ -431,7 +431,7 @@ def test_one_that_is_not_finite_leaves_the_others_alone(kind: Kind) -> None:
     assert same == [True, False, True]
 
 
-def test_those_left_over_go_on_in_a_stack_of_their_own() -> None:
+def test_the_remaining_members_continue_in_a_smaller_stack() -> None:
     usual, singles = together(learners_of(SAC, double=True)), alone(learners_of(SAC, double=True))
     usual.run(4)
     left = usual.members[:2]

@@ -1,4 +1,4 @@
-"""What a person sees of a run: the bar at every width, lines where there is no terminal, a notebook's cell."""
+"""Progress of a run: the bar at every width, plain lines without a terminal, the output of a notebook."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ LOUD = RunOptions()
 
 @pytest.fixture(autouse=True)
 def a_persons_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever runs these tests (a job of a CI service, say) is no part of them."""
+    """Remove the effects of the environment that runs the tests, such as a CI job."""
     for name in ("CI", "NO_COLOR", "COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm")
 
 
 class Terminal(io.StringIO):
-    """A terminal whose width only COLUMNS tells."""
+    """A terminal whose width is defined by COLUMNS only."""
 
     def isatty(self) -> bool:
         return True
 
 
 def eventually(condition: Callable[[], object]) -> bool:
-    """Whether a thread brings about `condition` before anybody would lose patience."""
+    """Whether a thread fulfils `condition` before a timeout."""
     for _ in range(3_000):
         if condition():
             return True
@@ -99,7 +99,7 @@ def test_numbers_for_people() -> None:
     ]  # fmt: skip
 
 
-def test_the_pace_of_late() -> None:
+def test_the_recent_pace() -> None:
     pace = Pace(500, now=0.0)
     assert (pace.rate, pace.left(1_000)) == (None, None)
     for second in range(1, 101):
@@ -127,7 +127,7 @@ def test_steps_before_the_first_update_do_not_count_for_the_time_left() -> None:
 
 
 def test_pretraining_and_steps_have_their_own_time_left() -> None:
-    """30 updates, then steps, of which the first 20 make no updates."""
+    """30 updates, then steps; the first 20 steps make no updates."""
     pace = Pace(0, now=0.0, pretraining=30, first_update=20)
     pace.note(10, now=1.0)
     assert (pace.left(30), pace.left(90)) == (pytest.approx(2), None)
@@ -191,7 +191,7 @@ def test_columns_larger_than_the_terminal_break_no_line(monkeypatch: pytest.Monk
     assert made.screen.wrapped == 0
 
 
-def test_it_moves_between_two_advances_and_says_what_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bar_moves_between_two_advances_and_names_the_current_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress_module, "_WORTH_SAYING_SECONDS", 0.0)
     updates = 0
     with terminal(80) as made:
@@ -224,7 +224,7 @@ def test_what_a_run_prints_goes_above_the_bar(monkeypatch: pytest.MonkeyPatch) -
     assert bar.endswith("in all")
 
 
-def test_a_signal_is_told_in_place_of_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_is_reported_in_place_of_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     with terminal(80) as made:
         monkeypatch.setattr(sys, "stderr", made.stream)
         progress = Progress(100)
@@ -239,7 +239,9 @@ def test_a_signal_is_told_in_place_of_the_bar(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     "setting", [("TERM", "dumb"), ("NO_COLOR", "1"), ("CI", "true"), ("TTY_INTERACTIVE", "0")], ids=lambda it: it[0]
 )
-def test_lines_on_a_terminal_that_wants_no_bar(setting: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_without_bar_support_gets_lines(
+    setting: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(*setting)
     stream = Terminal()
     progress = Progress(1_000, stream=stream)
@@ -249,7 +251,7 @@ def test_lines_on_a_terminal_that_wants_no_bar(setting: tuple[str, str], monkeyp
     assert "\x1b" not in stream.getvalue()
 
 
-def test_a_terminal_that_knows_ascii_only() -> None:
+def test_an_ascii_terminal() -> None:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii", write_through=True)
     stream.isatty = lambda: True  # type: ignore[method-assign]
@@ -265,7 +267,7 @@ def test_a_terminal_that_knows_ascii_only() -> None:
 @pytest.mark.parametrize(
     "error", [OSError(5, "Input/output error"), BrokenPipeError(32, "Broken pipe"), ValueError()]
 )
-def test_a_terminal_that_is_gone_stops_no_run(
+def test_a_closed_terminal_does_not_stop_a_run(
     error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Gone(Terminal):
@@ -292,7 +294,7 @@ def lines(*rows: tuple[int, dict[str, float]], **options: Any) -> list[str]:
     return stream.getvalue().splitlines()
 
 
-def test_lines_tell_the_time_of_day_and_what_is_new_at_a_step() -> None:
+def test_lines_have_the_time_of_day_and_the_new_values_of_a_step() -> None:
     first, second, last = lines((100, ROW | EVALUATION), (200, ROW), (1_000, ROW | EVALUATION))
     at = time.strftime("%H:%M:%S", time.localtime(1_800_000_100))
     assert first.startswith(f"{at}  100/1,000 steps  return -1234  eval -1100  critic_loss 0.25  actor_loss -3.5  ")
@@ -301,7 +303,7 @@ def test_lines_tell_the_time_of_day_and_what_is_new_at_a_step() -> None:
     assert last.endswith("  0:00:00 left")
 
 
-def test_a_second_row_of_a_step_tells_only_what_the_first_did_not() -> None:
+def test_a_second_row_of_a_step_has_only_new_values() -> None:
     report, evaluation = lines((100, ROW), (100, ROW | EVALUATION), (100, EVALUATION), (100, {"time/fps": 3.0}))
     assert "return -1234" in report
     assert evaluation[8:] == "  100/1,000 steps  eval -1100"
@@ -311,7 +313,7 @@ def test_a_second_row_of_a_step_tells_only_what_the_first_did_not() -> None:
     assert len(lines((100, ROW), (200, ROW), (200, ROW), (300, ROW))) == 3
 
 
-def test_before_the_first_step_nobody_knows_how_long_it_takes() -> None:
+def test_before_the_first_step_there_is_no_time_estimate() -> None:
     [line] = lines((100, ROW), start=100)
     assert line.endswith("actor_loss -3.5  -:--:-- left")
 
@@ -470,7 +472,7 @@ def test_a_run_begins_with_what_trains_and_where(
         ({"learning_starts": 0}, None),
     ],
 )
-def test_a_run_says_how_long_it_does_not_learn(
+def test_a_run_reports_the_steps_before_learning(
     kwargs: dict[str, Any], said: str | None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     train(tiny("sac", tmp_path, kwargs=kwargs, total_timesteps=25, eval_episodes=0), options=LOUD)
@@ -480,7 +482,7 @@ def test_a_run_says_how_long_it_does_not_learn(
 
 @pytest.mark.parametrize(("algo", "before"), [("sac", 0), ("rlpd", 30)])
 @pytest.mark.parametrize(("tick", "again"), [(10, True), (20, False)])
-def test_a_resumed_run_says_it_until_it_learns(
+def test_a_resumed_run_reports_the_steps_before_learning_until_it_learns(
     algo: str, before: int, tick: int, again: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     config = tiny(algo, tmp_path, checkpoint_interval=10, total_timesteps=25, eval_episodes=0)
@@ -511,7 +513,7 @@ def test_every_step_of_a_run_has_its_values_once(tmp_path: Path, capfd: pytest.C
 
 
 class Watched(Progress):
-    """Keeps how far the run says it is, whenever it is asked."""
+    """Records the reported position of the run at each request."""
 
     position: Callable[[], int]
 

@@ -39,7 +39,7 @@ MANAGED: dict[str, type[ManagedAlgorithm]] = {
 
 
 def settings(algo: str, folder: Path) -> dict[str, Any]:
-    """Keywords as a user gives them: fields of the config and keys of `algo_kwargs` side by side."""
+    """Keywords as a user gives them: fields of the configuration and keys of `algo_kwargs` together."""
     fields = {"seed": 3, "output_dir": folder, "device": "cpu", "log_interval": 20}
     return owned(algo, TINY) | fields | {"eval_episodes": 1, "eval_max_steps": 20}
 
@@ -169,7 +169,7 @@ def test_mistakes_are_one_line_and_leave_no_trace(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_says_the_same_twice_is_no_mistake() -> None:
+def test_consistent_duplicate_settings_are_accepted() -> None:
     assert TD3BC(env_id="Pendulum-v1", algo="TD3+BC").config == TD3BC("Pendulum-v1").config
 
 
@@ -189,7 +189,7 @@ def test_a_callback_needs_no_list(tmp_path: Path) -> None:
     assert steps.seen == 7
 
 
-def test_loading_what_is_no_checkpoint(tmp_path: Path) -> None:
+def test_loading_something_that_is_not_a_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no such checkpoint"):
         SAC.load(tmp_path / "nothing")
     with pytest.raises(CheckpointError, match="neither a checkpoint nor a run folder"):
@@ -202,7 +202,7 @@ def test_loading_what_is_no_checkpoint(tmp_path: Path) -> None:
         rl_training.TD3.load(result.checkpoint_path).predict(bad)
 
 
-def test_evaluate_tells_each_episode(tmp_path: Path) -> None:
+def test_evaluate_returns_each_episode(tmp_path: Path) -> None:
     model = SAC(tiny("sac", tmp_path, total_timesteps=25, eval_max_steps=None))
     model.learn(progress_bar=False)
     metrics = model.evaluate(num_episodes=3)
@@ -219,12 +219,12 @@ def test_evaluate_samples_the_policy_on_request(tmp_path: Path) -> None:
     assert sampled != mode
     assert sampled == model.evaluate(12, deterministic=False)
     assert evaluate_checkpoint(path, 12, deterministic=False).items() <= sampled.items()
-    # An episode's noise is its own: it does not matter how many are played beside it.
+    # The noise of an episode does not depend on the number of episodes.
     assert model.evaluate(3, deterministic=False)["returns"] == pytest.approx(sampled["returns"][:3], rel=1e-4)
 
 
 @pytest.mark.parametrize("algo", ["td3", "dqn"])
-def test_a_deterministic_policy_has_nothing_to_sample(algo: str, tmp_path: Path) -> None:
+def test_sampling_does_not_change_the_evaluation_of_a_deterministic_policy(algo: str, tmp_path: Path) -> None:
     model = MANAGED[algo](tiny(algo, tmp_path, total_timesteps=25, eval_episodes=0))
     model.learn(progress_bar=False)
     assert model.evaluate(2, deterministic=False) == model.evaluate(2)
@@ -252,7 +252,7 @@ def test_loading_takes_environments_that_were_given_as_objects(find: Any, tmp_pa
 
 
 @pytest.mark.parametrize("algo", mostly_slow(["sac", "td3_bc", "rlpd"], "sac", "rlpd"))
-def test_learning_again_makes_so_many_steps_more_in_the_same_folder(algo: str, tmp_path: Path) -> None:
+def test_learning_again_continues_in_the_same_folder(algo: str, tmp_path: Path) -> None:
     config = tiny(algo, tmp_path / "parts", eval_episodes=0, checkpoint_interval=1000)
     model = MANAGED[algo](config.replace(total_timesteps=25))
     first = model.learn(progress_bar=False)
@@ -276,7 +276,7 @@ def test_arrays_are_remembered_for_the_next_learning(tmp_path: Path) -> None:
     assert model.resume(25, progress_bar=False).metrics["dataset_size"] == 200
 
 
-def test_the_settings_tell_the_action_bounds_that_arrays_lack(tmp_path: Path) -> None:
+def test_the_settings_define_action_bounds_that_arrays_lack(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     arrays = {
         "observations": rng.normal(size=(60, 3)),
@@ -295,7 +295,7 @@ def test_the_settings_tell_the_action_bounds_that_arrays_lack(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("env", [Identity, Identity(), lambda: Identity()])
-def test_arrays_fit_an_environment_of_one_s_own(env: Any, tmp_path: Path) -> None:
+def test_arrays_fit_the_user_s_environment(env: Any, tmp_path: Path) -> None:
     arrays = {name: np.zeros(60) for name in ("rewards", "terminals", "timeouts")}
     columns = {"observations": np.zeros((60, 1)), "actions": np.full((60, 1), 0.5)}
     model = BC(env, hidden_sizes=[4], batch_size=8, output_dir=str(tmp_path), eval_episodes=1)
@@ -323,7 +323,7 @@ def test_data_may_be_a_file_or_a_mapping(tmp_path: Path) -> None:
         assert np.array_equal(
             predict_checkpoint(result.checkpoint_path, obs), predict_checkpoint(results[0].checkpoint_path, obs)
         )
-    # The file is part of the run's settings: whoever resumes it need not give it again.
+    # The file is part of the run's settings, so a resume does not need it again.
     loaded = rl_training.load(results[1].run_dir)
     assert loaded.config.algo_kwargs["dataset_path"] == str(path)
     assert loaded.learn(5, progress_bar=False).metrics["dataset_size"] == 50
@@ -371,7 +371,7 @@ def test_a_function_is_a_callback(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("algo", OFFLINE)
-def test_random_data_only_where_asked_for(algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_data_are_used_only_on_request(algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"^dataset_kind is missing: .* ask for .* with dataset_kind: random$"):
         MANAGED[algo]("Pendulum-v1").learn(1_000)
@@ -430,7 +430,7 @@ def test_a_class_derived_from_one_has_its_settings() -> None:
     assert inspect.signature(Mine) == inspect.signature(SAC)
 
 
-def test_repr_says_what_it_is_and_how_far_it_came(tmp_path: Path) -> None:
+def test_repr_has_the_class_changed_settings_and_progress(tmp_path: Path) -> None:
     model = SAC("Pendulum-v1", seed=1, learning_rate=1e-3, batch_size=256)
     assert repr(model) == "SAC('Pendulum-v1', seed=1, learning_rate=0.001): not trained"
     result = train(tiny("sac", tmp_path, total_timesteps=25, eval_episodes=0))
@@ -448,7 +448,7 @@ def test_repr_says_what_it_is_and_how_far_it_came(tmp_path: Path) -> None:
         ({"num_critics": 3, "layer_norm": True, "alpha": "auto"}, "RLPD as in its paper: 3 critics with LayerNorm"),
     ],
 )
-def test_a_run_says_which_rlpd_it_is(
+def test_a_run_reports_which_rlpd_it_is(
     settings: dict[str, Any], said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     RLPD(tiny("rlpd", tmp_path, kwargs=settings, total_timesteps=25, eval_episodes=0)).learn()
@@ -492,7 +492,7 @@ def test_env_processes_is_still_a_keyword() -> None:
         (MANAGED["iql"], "weight_temp", "beta"),
     ],
 )
-def test_settings_of_other_libraries_are_answered_by_the_name_here(managed: Any, name: str, here: str) -> None:
+def test_errors_for_settings_of_other_libraries_name_the_setting_here(managed: Any, name: str, here: str) -> None:
     with pytest.raises(ConfigError, match=rf"unknown setting '{name}'; here it is '{re.escape(here)}'$"):
         managed("Pendulum-v1", **{name: 1})
     with pytest.raises(ConfigError, match=rf"unknown key '{name}'; here it is '{re.escape(here)}'$"):
@@ -509,7 +509,7 @@ def test_settings_of_other_libraries_are_answered_by_the_name_here(managed: Any,
         ("g", 3.0, r"unknown setting 'g'; pass env_kwargs=\{'g': …\}$"),
     ],
 )
-def test_what_is_not_a_setting_here_is_answered_by_a_remedy(name: str, value: Any, message: str) -> None:
+def test_errors_for_unsupported_settings_name_a_remedy(name: str, value: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         SAC("Pendulum-v1", **{name: value})
 
@@ -527,7 +527,7 @@ def test_every_setting_named_for_another_library_exists() -> None:
     assert known & errors._OTHER_LIBRARIES.keys() == {"actor_learning_rate", "n_action_samples"}
 
 
-def test_habits_of_stable_baselines3_are_answered_in_one_line() -> None:
+def test_errors_for_habits_of_stable_baselines3_are_one_line() -> None:
     with pytest.raises(TypeError, match=r"give the environment first and .*SAC\('Pendulum-v1', seed=0\)$"):
         SAC("MlpPolicy", "Pendulum-v1")  # type: ignore[call-arg]
     model = SAC("Pendulum-v1")

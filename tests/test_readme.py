@@ -74,7 +74,7 @@ def test_every_python_block_is_marked_to_be_run(page: str) -> None:
 
 def test_the_readme_is_short_and_starts_with_what_a_stranger_needs() -> None:
     """Installation, a program of each kind, numbers and limits, before the first picture."""
-    assert len(README.splitlines()) < 283  # half of what it was when all of docs/ stood in it
+    assert len(README.splitlines()) < 283  # half of its length when it contained all of docs/
     assert README.count("](") <= 30
     order = [
         "pip install",

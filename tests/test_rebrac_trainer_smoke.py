@@ -1,4 +1,4 @@
-"""A short real run of ReBRAC: 60 updates on 100 random transitions, of which the last has no next action."""
+"""A short real run of ReBRAC: 60 updates on 100 random transitions; the last one has no next action."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Videos of a policy: what is in them, that they show an evaluation, and that nothing half-made stays behind."""
+"""Videos of a policy: their content, that they show an evaluation, and that no partial file remains."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TINY: dict[str, Any] = {
 
 
 class Drawn(gym.Env[NDArray[np.float32], NDArray[np.float32]]):
-    """Ends after as many steps as its seed says (3 to 6); a frame's grey is 20, and 35 more with each step."""
+    """Ends after 3 to 6 steps, depending on its seed; the grey of a frame is 20 plus 35 per step."""
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["human", "rgb_array"], "render_fps": 10}
     observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
@@ -144,7 +144,7 @@ def test_sampled_actions_follow_the_seed(run_dir: Path, tmp_path: Path) -> None:
     assert usual == pytest.approx(played.returns.tolist(), abs=1e-6)
 
 
-def test_the_command_tells_what_it_made(run_dir: Path, tmp_path: Path) -> None:
+def test_the_command_names_the_video(run_dir: Path, tmp_path: Path) -> None:
     target = tmp_path / "new" / "film.mp4"
     done = command("record", run_dir, "-o", target, "--episodes", 2, "--fps", 25, "--max-steps", 2, "--seed", 0)
     assert done.exit_code == 0, done.stderr
@@ -182,7 +182,7 @@ def test_odd_sizes_are_padded(run_dir: Path, tmp_path: Path) -> None:
         (["-o", "a.mp4", "--set", "env_kwargs.broken=growing"], "a frame has the shape [10, 8, 3]"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_filmed_is_one_line_and_leaves_nothing(
+def test_a_policy_that_cannot_be_recorded_is_one_line_and_leaves_no_file(
     arguments: list[str], message: str, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -208,7 +208,7 @@ def test_ctrl_c_leaves_nothing(run_dir: Path, tmp_path: Path) -> None:
     assert only(tmp_path) == []
 
 
-def test_a_slow_film_says_how_far_it_is() -> None:
+def test_a_slow_recording_reports_its_progress() -> None:
     taken: list[Any] = []
     said: list[str] = []
     sink = filming.with_progress(taken.append, said.append, every=0.0)
@@ -243,7 +243,7 @@ def test_a_file_that_appears_meanwhile_is_not_replaced(
     assert only(tmp_path) == ["film.mp4"]
 
 
-def test_without_ffmpeg_one_line_says_what_to_install(
+def test_without_ffmpeg_one_line_names_what_to_install(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
@@ -251,7 +251,7 @@ def test_without_ffmpeg_one_line_says_what_to_install(
         record_checkpoint(run_dir, tmp_path / "film.mp4")
 
 
-def test_without_pygame_one_line_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pygame_one_line_names_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = SAC("Pendulum-v1", output_dir=tmp_path / "runs", **TINY)
     model.learn(20, progress_bar=False)
     monkeypatch.setitem(sys.modules, "pygame", None)
@@ -392,7 +392,7 @@ def test_mujoco_is_drawn_with_what_is_here(tmp_path: Path) -> None:
     assert frames.std() > 20  # a checkered floor, not one colour
 
 
-def test_the_doctor_tells_what_draws(headless: pytest.MonkeyPatch) -> None:
+def test_the_doctor_names_the_rendering_backend(headless: pytest.MonkeyPatch) -> None:
     headless.setattr(filming.ctypes.util, "find_library", lambda name: name if name == "OSMesa" else None)
     assert (doctor.rendering().state, doctor.rendering().text) == (
         "ok",

@@ -1,4 +1,4 @@
-"""Records that last: what a run wrote down is what it does later, whatever the defaults of the day are."""
+"""Records of a run determine its later behaviour, independent of current defaults."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ONLINE_0_1 = {"dqn": 1_000, "ddpg": 1_000, "td3": 25_000, "sac": 10_000, "tqc": 
 
 
 def with_other_defaults(monkeypatch: pytest.MonkeyPatch, algo: str, **defaults: Any) -> None:
-    """As if a later version had changed its mind."""
+    """Simulate a later version with other defaults."""
     spec = get_algorithm_spec(algo)
     sections = dataclasses.replace(spec.sections, defaults={**spec.sections.defaults, **defaults})
     monkeypatch.setitem(registry._SPECS, algo, dataclasses.replace(spec, kinds=(sections,)))
@@ -69,7 +69,7 @@ def test_a_default_that_changes_later_changes_no_run(tmp_path: Path, monkeypatch
 
 
 def test_a_run_of_0_1_keeps_the_defaults_of_0_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its checkpoint says only what its user had written; the rest is what 0.1 would have done."""
+    """Its checkpoint contains only the user's settings; all others are the defaults of 0.1."""
     checkpoint = read_run_checkpoint(GOLDEN / "sac" / "checkpoint")
     assert "schema" not in checkpoint.records["trainer"]
     written = checkpoint.records["config"]["algo_kwargs"]
@@ -82,7 +82,7 @@ def test_a_run_of_0_1_keeps_the_defaults_of_0_1(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("algo", _defaults_0_1())
-def test_what_is_kept_of_0_1_is_understood(algo: str) -> None:
+def test_the_stored_defaults_of_0_1_are_valid(algo: str) -> None:
     kept = _defaults_0_1()[algo]
     assert get_algorithm_spec(algo).sections.resolve(kept).to_dict().items() >= kept.items()
     if algo in ONLINE_0_1:
@@ -90,8 +90,8 @@ def test_what_is_kept_of_0_1_is_understood(algo: str) -> None:
     assert (kept["gamma"], kept["learning_rate"]) == (0.99, 1e-4 if algo == "dqn" else 3e-4)
 
 
-def test_a_run_of_0_1_that_only_began_keeps_them_too(tmp_path: Path) -> None:
-    """Its folder has every setting that 0.1 knew; what came later is what 0.1 did."""
+def test_a_run_of_0_1_without_a_checkpoint_keeps_its_defaults(tmp_path: Path) -> None:
+    """Its folder has all settings of 0.1; later settings get the behaviour of 0.1."""
     config = tiny("sac", tmp_path, eval_episodes=0)
     run = train(config).run_dir
     shutil.rmtree(run / "checkpoints")
@@ -126,7 +126,7 @@ def test_runs_from_before_random_steps_act_at_random_until_learning_starts(schem
     assert with_defaults_of(schema, written).algo_kwargs["random_steps"] is None
 
 
-def test_runs_of_0_1_learn_from_random_data_unless_told_otherwise() -> None:
+def test_runs_of_0_1_learn_from_random_data_by_default() -> None:
     config = TrainConfig(algo="iql", env_id="Pendulum-v1", total_timesteps=9)
     assert with_defaults_of(None, config).algo_kwargs["dataset_kind"] == "random"
     assert registry.resolve(config)[DatasetConfig].dataset_kind is None

@@ -1,4 +1,4 @@
-"""What a report says of runs in every state, and that its page is safe, whole and alone."""
+"""Reports of runs in every state; the page is safe, complete and self-contained."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def words(found: Report) -> str:
     return Page(found.html()).words
 
 
-def test_the_page_is_alone_and_says_who_is_better(tmp_path: Path, drawn: None) -> None:
+def test_the_page_is_self_contained_and_names_the_better_method(tmp_path: Path, drawn: None) -> None:
     found = report.read(two_methods(tmp_path, ("Pendulum-v1", "Hopper-v5")))
     page = require_alone(found.html())
     assert "sac is better than td3 over all tasks: difference of the IQM" in page.words
@@ -121,7 +121,7 @@ def test_what_cannot_be_shown_is_replaced(tmp_path: Path, drawn: None) -> None:
         assert not re.search("[\x00\x1b\u202e\ud800-\udfff]", text)
 
 
-def test_methods_that_count_at_different_steps_are_told(tmp_path: Path) -> None:
+def test_methods_compared_at_different_steps_are_reported(tmp_path: Path) -> None:
     for seed in range(2):
         write_run(tmp_path / f"a{seed}", curve_to(3.0, 4), seed=seed)
         write_run(tmp_path / f"b{seed}", curve_to(3.0, 8), seed=seed, settings=settings_of("td3"))
@@ -150,7 +150,7 @@ def test_downloads_are_inside_the_page(tmp_path: Path, with_pdf: None) -> None:
     assert kinds.count(b"%PDF") == kinds.count(b"<?xm") == len(found.figures)
 
 
-def test_every_state_is_said(tmp_path: Path) -> None:
+def test_every_state_is_reported(tmp_path: Path) -> None:
     for seed in range(3):
         write_run(tmp_path / f"whole{seed}", curve_to(10.0 + seed), seed=seed)
     write_run(tmp_path / "diverged", [1.0], seed=3, status="diverged", cause="loss is NaN")
@@ -185,7 +185,7 @@ def test_every_state_is_said(tmp_path: Path) -> None:
     assert counted.summary.results["sac", "Pendulum-v1"].seeds == 7
 
 
-def test_one_seed_is_said_and_has_no_interval(tmp_path: Path, drawn: None) -> None:
+def test_a_single_seed_is_reported_and_has_no_interval(tmp_path: Path, drawn: None) -> None:
     found = report.read(two_methods(tmp_path, seeds=1))
     text = words(found)
     assert "One seed does not show the spread" in text
@@ -210,7 +210,7 @@ def test_three_seeds_on_one_task_are_too_few(tmp_path: Path) -> None:
     assert "No difference" not in text
 
 
-def test_nothing_that_counts(tmp_path: Path, drawn: None) -> None:
+def test_a_report_without_usable_runs(tmp_path: Path, drawn: None) -> None:
     write_run(tmp_path / "a", [1.0, 2.0], status="running")
     write_run(tmp_path / "b", [], status="failed", settings=settings_of("td3"))
     found = report.read(tmp_path)
@@ -240,7 +240,7 @@ def test_runs_of_unequal_length() -> None:
     assert np.isnan(alone.low).all()
 
 
-def test_an_axis_the_logs_do_not_tell_is_left_out() -> None:
+def test_an_axis_that_is_missing_in_the_logs_is_omitted() -> None:
     steps = np.array([1.0, 2.0])
     assert band([Curve(steps, np.array([np.nan, np.nan]), steps, steps)], "updates") is None
 
@@ -326,7 +326,7 @@ def test_runs_from_other_methods_are_other_methods(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "values"), [("n_step", (1, 3)), ("network", ("mlp", "simba")), ("bf16", (False, True))]
 )
-def test_settings_since_0_2_tell_methods_apart(tmp_path: Path, name: str, values: tuple[Any, Any]) -> None:
+def test_settings_since_0_2_distinguish_methods(tmp_path: Path, name: str, values: tuple[Any, Any]) -> None:
     """Runs of 0.2 count as those with the default, which are identified without it."""
     for number, value in enumerate((None, *values)):
         settings = settings_of("iql", buffer_capacity=9) | {"regime": "offline_to_online"}
@@ -382,7 +382,7 @@ def test_unknown_names_are_errors(tmp_path: Path, options: dict[str, Any], messa
         report.read(tmp_path, **options)
 
 
-def test_settings_that_look_alike_are_told_apart(tmp_path: Path) -> None:
+def test_settings_that_look_alike_are_distinguished(tmp_path: Path) -> None:
     rates = (0.30000000000000004, 0.30000000000000010, 0.123456789)
     for number, rate in enumerate(rates):
         write_run(tmp_path / str(number), settings=settings_of(tau=rate, hidden_sizes=[number] * 100))
@@ -482,7 +482,7 @@ FEWER = {"rows": 9, "fingerprint": "bb"}  # without the last row of an episode t
         (ALL, FEWER | {"rows": 4}, {"Pendulum-v1, medium [aa]", "Pendulum-v1, medium [bb]"}),
     ],
 )
-def test_rows_that_rebrac_leaves_out_make_no_other_task(
+def test_rows_that_rebrac_omits_do_not_change_the_task(
     others: dict[str, Any], own: dict[str, Any], tasks: set[str], tmp_path: Path
 ) -> None:
     """Runs of 0.2 recorded the rows that were left, later ones the raw rows as well."""
@@ -498,12 +498,12 @@ def test_old_runs_of_rebrac_on_two_files_are_two_tasks(tmp_path: Path) -> None:
     assert len(report.read(tmp_path).summary.groups.tasks) == 2
 
 
-def test_a_table_tells_how_many_rows_were_used(tmp_path: Path) -> None:
+def test_a_table_has_the_number_of_rows_used(tmp_path: Path) -> None:
     write_run(tmp_path / "a", settings=settings_of("rebrac"), dataset={"name": "medium.npz", **FEWER, **RAW})
     assert "medium.npz (9 of 10 rows, fingerprint aa)" in report.read(tmp_path).tables["compared"].csv()
 
 
-def test_weights_of_a_mixture_tell_methods_apart(tmp_path: Path) -> None:
+def test_weights_of_a_mixture_distinguish_methods(tmp_path: Path) -> None:
     """The rows of a mixture, and so its fingerprint, do not depend on its weights."""
     data = {"name": "a.npz + b.npz", **FEWER, **RAW}
     for seed, weight in ((0, 1.0), (1, 1.0), (0, 5.0), (1, 5.0)):
@@ -517,7 +517,7 @@ def test_weights_of_a_mixture_tell_methods_apart(tmp_path: Path) -> None:
     assert results[more, "Pendulum-v1, a + b"].values.tolist() == [5.0, 5.0]
 
 
-def test_prior_data_of_one_name_tell_methods_apart(tmp_path: Path) -> None:
+def test_prior_data_with_the_same_name_distinguish_methods(tmp_path: Path) -> None:
     """The settings of a run have the name of its file without the folder."""
     for seed, (folder, mark) in enumerate([("medium", "aa"), ("other/medium", "aa"), ("expert", "bb")]):
         settings = settings_of("rlpd", buffer_capacity=9, dataset_path=f"{folder}/log.npz")

@@ -78,7 +78,7 @@ def test_mistakes_are_one_line(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_metric_nobody_logged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_metric_that_was_not_logged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path / "runs" / "a")
     assert run("plot", tmp_path / "runs", "-o", tmp_path / "a.svg", "--metric", "custom/none") == 2
     assert "no run has evaluations of custom/none" in capsys.readouterr().err

@@ -34,7 +34,7 @@ def test_a_run_folder(tmp_path: Path) -> None:
     assert "seed" not in found.settings
     assert "output_dir" not in found.settings
     assert found.curve.steps.tolist() == [100, 200, 300]
-    assert found.curve.updates.tolist() == [100, 200, 250]  # the log tells them between evaluations only
+    assert found.curve.updates.tolist() == [100, 200, 250]  # the log has them between evaluations only
     assert found.curve.seconds.tolist() == [2, 4, 6]
     assert found.curve.values.tolist() == [-3, -1, -2]
     assert (found.last, found.best, found.step) == (-2.0, -1.0, 300)
@@ -208,7 +208,7 @@ def test_updates_before_the_first_environment_step_are_below_0(tmp_path: Path) -
     assert offline.curve.steps.tolist() == [100, 200]
 
 
-def test_a_torn_line_and_what_is_no_number_are_left_out() -> None:
+def test_incomplete_lines_and_invalid_numbers_are_skipped() -> None:
     log = log_of([1.0, 2.0]).encode() + b"300,1800000010.0,2,,,inf,\n400,x,2,,,3.0,\n500,1800000012.0,2,,,4.0,9"
     found = read_log(log, "eval_return_mean")
     assert (found.curve.values.tolist(), found.bad, found.step) == ([1.0, 2.0], 1, 300)
@@ -222,7 +222,7 @@ def test_two_rows_of_a_step_are_one_evaluation() -> None:
     assert (curve.values.tolist(), curve.seconds.tolist()) == ([1.5, 2.5], [2, 5])
 
 
-def test_time_between_an_interruption_and_its_resumption_is_no_work() -> None:
+def test_time_between_an_interruption_and_a_resume_is_not_counted() -> None:
     log = b"step,time,eval/mean_reward\n1,110.0,1.0\n2,120.0,2.0\n3,1010.0,3.0\n4,1020.0,4.0\n5,5005.0,5.0\n"
     curve = read_log(log, "eval_return_mean", created=100.0, resumed=[500.0, 1000.0, 5000.0]).curve
     assert curve.seconds.tolist() == [10, 20, 30, 40, 45]
@@ -259,7 +259,7 @@ def test_real_runs_finished_and_interrupted(tmp_path: Path) -> None:
     assert np.all(runs[1].curve.updates <= runs[1].curve.steps)
 
 
-def test_a_study_and_its_packed_file_say_the_same(tmp_path: Path) -> None:
+def test_a_study_and_its_packed_file_give_the_same_report(tmp_path: Path) -> None:
     study = study_in(
         tmp_path, seeds=[0, 1, 2], grid={"gamma": [0.9, 0.99]}, set={"eval_interval": 30, "tags": ["a"]}
     )

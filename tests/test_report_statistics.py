@@ -97,7 +97,7 @@ def test_intervals_hold_the_estimate_and_narrow_with_seeds(method: str) -> None:
 
 
 def test_the_interval_is_the_stratified_bootstraps() -> None:
-    """Tasks whose scores never vary have no interval, however far they lie apart; pooled they would have one."""
+    """Tasks with constant scores have no interval, however far apart they are; pooled they would have one."""
     found = estimate([np.full(5, 0.0), np.full(5, 10.0)])
     assert (found.low, found.value, found.high) == (5.0, 5.0, 5.0)
 
@@ -109,7 +109,7 @@ def test_one_seed_has_no_interval_and_nothing_is_better() -> None:
     assert detectable(found) is None
 
 
-def test_better_is_said_where_the_interval_excludes_zero() -> None:
+def test_a_method_is_better_if_the_interval_excludes_zero() -> None:
     low, high = RNG.normal(0, 1, 10), RNG.normal(5, 1, 10)
     assert compare([high], [low]).excludes_zero
     assert compare([low], [high]).excludes_zero
@@ -121,13 +121,13 @@ def test_better_is_said_where_the_interval_excludes_zero() -> None:
     [([(3, 3)], False), ([(4, 4)], True), ([(2, 9)], True), ([(1, 9)], False), ([(3, 3)] * 2, True)],
 )
 def test_few_seeds_are_separated_by_chance(sizes: list[tuple[int, int]], can: bool) -> None:
-    """Enough are those of which at most one arrangement in forty has all of one above all of the other."""
+    """Enough seeds: at most one arrangement in forty has all scores of one method above all of the other."""
     ours, theirs = ([np.zeros(pair[i]) for pair in sizes] for i in range(2))
     assert statistics.enough(ours, theirs) == can
 
 
 @pytest.mark.slow
-def test_the_detectable_difference_is_found_as_often_as_it_says() -> None:
+def test_the_detectable_difference_has_its_nominal_power() -> None:
     """Of two methods that differ by it, about 80 % of the intervals exclude 0."""
     one, other = RNG.normal(0, 1, (2, 300, 20))
     size = np.median([detectable(compare([x], [y])) or 0 for x, y in zip(one[:60], other[:60])])

@@ -36,7 +36,7 @@ def test_it_pretrained_and_collected(run: ShortRun) -> None:
     assert replay_rows(checkpoint).shape[0] == 60
 
 
-def test_batches_are_mixed_as_told(run: ShortRun) -> None:
+def test_batches_have_the_configured_mixture(run: ShortRun) -> None:
     metrics = run.result.metrics
     assert (metrics["offline_batch_size"], metrics["online_batch_size"]) == (4, 12)
     assert metrics["dataset_size"] == 100

@@ -1,4 +1,5 @@
-"""RLPD: with two critics it is SAC to the bit; with more it is REDQ's target and actor on normalised critics."""
+"""RLPD: with two critics it equals SAC bit for bit; with more it has REDQ's target and actor with LayerNorm
+critics."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ ALPHAS: list[dict[str, Any]] = [{"alpha": 0.3}, {"alpha": "auto", "target_entrop
 
 
 @pytest.mark.parametrize("options", ALPHAS, ids=["fixed", "auto"])
-def test_two_critics_are_sac_to_the_bit(options: dict[str, Any]) -> None:
+def test_two_critics_equal_sac_bit_for_bit(options: dict[str, Any]) -> None:
     learners = []
     for kind in (RLPD, SAC):
         torch.manual_seed(5)
@@ -41,7 +42,7 @@ def test_its_loss_is_sac_s_loss() -> None:
 
 
 def test_the_target_is_the_minimum_of_a_random_subset() -> None:
-    """Constant targets 0 1 2 3: with subsets of two the target mean tells which pair was drawn."""
+    """Constant targets 0 1 2 3: with subsets of two, the target mean identifies the pair that was drawn."""
     learner = build(RLPD, num_critics=4, subset_size=2, gamma=1.0, backup_entropy=False)
     constant_outputs(learner.model.target_critics.net, [0.0, 1.0, 2.0, 3.0])
     batch = random_batch(done=0.0)._replace(rewards=torch.zeros(16))

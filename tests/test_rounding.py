@@ -1,6 +1,7 @@
-"""Rounding: which operations return the same bits in a stack of learners as alone, under every instruction set.
+"""Rounding: which operations give bit-identical results in a stack of learners and alone, for every instruction
+set.
 
-torch chooses its CPU kernels by `ATEN_CPU_CAPABILITY` when it is imported: each set needs a new interpreter.
+torch selects its CPU kernels by `ATEN_CPU_CAPABILITY` when it is imported, so each set needs a new interpreter.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def create(folder: Path, **changes: Any) -> RunDirectory:
     return RunDirectory.create(made, made.to_dict(), command=["rl-training", "train", "--config", "a b.yaml"])
 
 
-def test_a_run_folder_says_what_it_is(tmp_path: Path) -> None:
+def test_a_run_folder_has_its_metadata(tmp_path: Path) -> None:
     made = config(tmp_path, algo_kwargs={"learning_rate": 3e-4})
     text = "algo: sac # as written\n"
     with RunDirectory.create(made, made.to_dict(), suffix="try 1", command=["x", "a b"], text=text) as run:
@@ -93,7 +93,7 @@ def test_a_run_is_reopened_with_its_history(tmp_path: Path) -> None:
         assert [change.split()[0] for change in changed.machine_changes] == ["torch", "threads"]
 
 
-def test_a_folder_that_is_no_run_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_run_is_refused_and_unchanged(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not a run folder"):
         RunDirectory.open(tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -274,7 +274,7 @@ def test_what_completed_the_row_of_a_checkpoint_after_it_is_cut(tmp_path: Path) 
     assert len(rows_of(path)) == 2
 
 
-def test_a_file_that_is_no_log_starts_anew_with_a_header(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_log_is_replaced_by_a_new_one(tmp_path: Path) -> None:
     (tmp_path / "metrics.csv").write_text("")
     fill(tmp_path / "metrics.csv", [1]).close()
     assert [row["step"] for row in rows_of(tmp_path / "metrics.csv")] == ["1"]
@@ -415,7 +415,7 @@ def test_event_files_of_one_second_are_read_in_their_order(tmp_path: Path, monke
 
 
 def test_tensorboard_has_the_step_of_the_checkpoint_once(tmp_path: Path) -> None:
-    """The evaluation after the checkpoint of 20 was seen by the viewer; the run that goes on makes it again."""
+    """A viewer has seen the evaluation after the checkpoint of step 20; the resumed run repeats it."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     log = MetricsLog([TensorBoardSink(tmp_path)], warn=pytest.fail)
@@ -446,7 +446,7 @@ def show(stream: io.StringIO, **options: Any) -> str:
     return stream.getvalue()
 
 
-def test_plain_lines_where_there_is_no_terminal() -> None:
+def test_plain_lines_without_a_terminal() -> None:
     first, second = show(io.StringIO()).splitlines()
     assert first[8:].startswith("  100/1,000 steps  return -1234  critic_loss 0.25  ")
     assert first.endswith(" left")

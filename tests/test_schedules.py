@@ -73,7 +73,7 @@ def test_every_factor_is_a_fraction(update: int, total: int, warmup: int, kind: 
         ({"type": "linear", "final_factor": 2}, "final_factor must be <= 1"),
     ],
 )
-def test_what_is_no_schedule_is_refused(schedule: Any, message: str) -> None:
+def test_invalid_schedules_are_refused(schedule: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         OptimizationConfig.parse({"learning_rate_schedule": schedule}, "algo_kwargs")
 
@@ -104,7 +104,7 @@ def test_a_schedule_reaches_every_optimiser_but_iql_s_critics(algo: str, tmp_pat
         assert rate == pytest.approx(rates.base[name] * (left if falls else 1.0), rel=1e-5), name
 
 
-def test_iql_s_actor_falls_along_a_cosine_unless_told_otherwise(tmp_path: Path) -> None:
+def test_iql_s_actor_has_a_cosine_schedule_by_default(tmp_path: Path) -> None:
     result = train(tiny("iql", tmp_path, eval_episodes=0))
     reported = [float(row["train/learning_rate"]) for row in logged(result.run_dir)]
     by_hand = [3e-4 * 0.5 * (1 + math.cos(math.pi * (update - 1) / 60)) for update in (20, 40, 60)]
@@ -112,7 +112,7 @@ def test_iql_s_actor_falls_along_a_cosine_unless_told_otherwise(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("algo", mostly_slow([name for name in OFFLINE if name != "iql"], "td3_bc"))
-def test_the_others_keep_their_rate_unless_told_otherwise(algo: str, tmp_path: Path) -> None:
+def test_the_others_have_a_constant_rate_by_default(algo: str, tmp_path: Path) -> None:
     rates = Rates()
     train(tiny(algo, tmp_path, eval_episodes=0), [rates])
     assert rates.now == pytest.approx(rates.base)

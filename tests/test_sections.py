@@ -1,4 +1,4 @@
-"""Who owns which key, and what a wrong key is told."""
+"""Which section owns which key, and the errors for wrong keys."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_what_was_resolved_resolves_to_itself(algo: str) -> None:
 
 
 @pytest.mark.parametrize("algo", ALL)
-def test_every_misspelt_key_is_told_the_right_one(algo: str) -> None:
+def test_the_error_for_a_misspelt_key_names_the_right_one(algo: str) -> None:
     sections = get_algorithm_spec(algo).sections
     for key in sections.owners():
         with pytest.raises(ConfigError) as caught:

@@ -1,4 +1,4 @@
-"""A selection without an environment: what it chooses, when it abstains, and the few episodes that may decide."""
+"""Selection without an environment: the selected policy, abstentions, and a few deciding episodes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def chooser(policies: dict[str, Policy], data: TransitionDataset, updates: int =
 
 
 def test_an_optimist_is_never_chosen() -> None:
-    """FQE extrapolates that the largest action is worth most; no logged episode has taken it."""
+    """FQE extrapolates that the largest action is best, although no logged episode has taken it."""
     data = logged(60, width=0.4)
     made = chooser({"optimist": constant(1.0), "high": constant(0.25), "low": constant(-0.25)}, data, updates=200)
     value = {
@@ -129,7 +129,7 @@ def test_a_clone_of_the_data_is_worth_what_the_data_are() -> None:
 
 
 def test_discrete_actions() -> None:
-    """A chain of which the data take both actions in every state."""
+    """A chain whose data take both actions in every state."""
     columns = Chain(states=3).data(40)
     del columns["action_probs"]
     data = TransitionDataset.from_arrays(**columns, num_actions=2, name="chain")
@@ -169,7 +169,7 @@ def test_the_nearest_pair_is_of_another_episode() -> None:
     data = TransitionDataset.from_arrays(
         obs, np.zeros((10, 1)), np.zeros(10), np.zeros(10, bool), end, obs, action_low=-1.0, action_high=1.0
     )
-    assert Support(data, data, 0, CPU).threshold == pytest.approx(2.0, rel=1e-3)  # one is two deviations apart
+    assert Support(data, data, 0, CPU).threshold == pytest.approx(2.0, rel=1e-3)  # one is two stds away
 
 
 def test_an_observation_that_only_held_out_episodes_have_hides_no_action() -> None:
@@ -255,7 +255,7 @@ def test_only_a_clone_above_the_data_is_overestimated() -> None:
 
 
 def test_a_few_episodes_decide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Episodes go to the better candidates, whatever FQE would say; the count is that of the caller."""
+    """Episodes go to the better candidates, independent of FQE; the caller sets their number."""
     rng, played = np.random.default_rng(0), []
 
     def play(candidate: Candidate, number: int, sampled: bool) -> float:

@@ -1,4 +1,4 @@
-"""Sources draw what they hold; a mixed one keeps its share in every minibatch, not on average."""
+"""Sources sample from their rows; a mixed source has its share in every minibatch, not only on average."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_every_minibatch_holds_exactly_its_share_of_prior_rows(ratio: float, pri
 
 
 def test_a_share_of_nothing_draws_nothing() -> None:
-    """An empty side is no obstacle, and the other side sees the same stream as it would alone."""
+    """An empty side is allowed, and the other side has the same random stream as alone."""
     for ratio in (0.0, 1.0):
         used, unused = source(1.0, seed=5), source(2.0, seed=6)
         before = unused.generator.get_state()

@@ -1,4 +1,4 @@
-"""Actions are legal: the environment's dtype and shape, inside its bounds, whatever the bounds."""
+"""Actions are legal: they have the environment's dtype and shape and are within its bounds, for all bounds."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_actions_are_inside_the_box(box: gym.spaces.Box, rows: int, seed: int, s
 
 
 @given(low=st.floats(-100, 100), width=st.floats(0.1, 100), dtype=st.sampled_from(["float32", "float64"]))
-@example(low=0.1, width=0.2, dtype="float32")  # the nearest float32 of 0.1 lies above it, that of 0.3 above too
+@example(low=0.1, width=0.2, dtype="float32")  # the nearest float32 is above 0.1, and also above 0.3
 def test_bounds_the_dtype_cannot_hold_are_kept_from_inside(low: float, width: float, dtype: str) -> None:
     """Bounds given as numbers, by a file or a configuration, need not be float32."""
     high = low + width
@@ -70,7 +70,7 @@ def test_the_ends_of_the_box_can_be_reached(box: gym.spaces.Box) -> None:
 
 @given(low=st.floats(-100, 100), width=st.floats(0.1, 100), units=st.lists(st.floats(-1, 1, width=32), min_size=1))
 @example(low=-2.0, width=3.5, units=[0.0])
-def test_there_and_back(low: float, width: float, units: list[float]) -> None:
+def test_actions_are_converted_there_and_back(low: float, width: float, units: list[float]) -> None:
     spec = SpaceSpec(1, (low,), (low + width,), action_dtype="float64")
     internal = np.array(units, np.float32)[:, None]
     assert np.allclose(spec.from_env(spec.to_env(internal)), internal, atol=1e-5)
@@ -117,7 +117,7 @@ def test_one_observation_or_a_batch(obs: object, shape: tuple[int, ...]) -> None
         ([10**400, 0, 0], "obs must be numbers of shape"),
     ],
 )
-def test_what_is_no_observation_is_refused(obs: object, message: str) -> None:
+def test_invalid_observations_are_refused(obs: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         SpaceSpec(3, (-1.0,), (1.0,)).observations(obs)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
@@ -159,7 +159,7 @@ def test_spaces_no_network_takes_are_refused(
     assert "\n" not in str(caught.value)
 
 
-def test_differences_are_told() -> None:
+def test_differences_of_spaces_are_reported() -> None:
     one, other = SpaceSpec(3, (-1.0,), (1.0,)), SpaceSpec(4, (-1.0,), (2.0,))
     assert one.difference(one) == ""
     assert one.difference(other) == (
@@ -204,5 +204,5 @@ def test_bounds_may_be_rounded() -> None:
         ),
     ],
 )
-def test_every_difference_says_whose_it_is(one: SpaceSpec, other: SpaceSpec, words: str) -> None:
+def test_every_difference_names_its_side(one: SpaceSpec, other: SpaceSpec, words: str) -> None:
     assert one.difference(other, "a", "b") == f"a {words}"

@@ -1,4 +1,4 @@
-"""What must be answered at once is answered without importing torch; each case in a process of its own."""
+"""Commands that must answer quickly do so without importing torch; each case runs in its own process."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_reports_import_what_they_need(bare: Bare, program: str, imported: list[
 
 
 @pytest.mark.parametrize("module", ["matplotlib", "scipy", "jinja2"])
-def test_reports_without_their_extra_say_what_to_install(tmp_path: Path, module: str) -> None:
+def test_reports_without_their_extra_name_what_to_install(tmp_path: Path, module: str) -> None:
     def without_it() -> None:
         os.chdir(tmp_path)
         for name in list(sys.modules):
@@ -186,8 +186,8 @@ def test_an_algorithm_imports_its_own_trainer_alone() -> None:
 
 
 @pytest.mark.parametrize("module", ["typer", "pydantic", "torch"])
-def test_an_interrupt_while_importing_is_no_traceback(bare: Bare, module: str) -> None:
-    """The first import of `module` stands for the moment at which Ctrl-C is pressed."""
+def test_an_interrupt_while_importing_has_no_traceback(bare: Bare, module: str) -> None:
+    """The first import of `module` simulates the moment at which Ctrl-C is pressed."""
     program = (
         "import os, signal, sys\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a background job ignores it

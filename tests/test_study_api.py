@@ -172,7 +172,7 @@ def test_a_study_is_opened_by_its_folder(study: Study) -> None:
     assert rl_training.Study is Study
 
 
-def test_sweep_ends_with_1_where_a_trial_failed(tmp_path: Path) -> None:
+def test_sweep_exits_with_1_if_a_trial_failed(tmp_path: Path) -> None:
     file = tmp_path / "bad.yaml"
     fields = tiny_study(seeds=[0], set={"env_kwargs": {"no_such_argument": 1}})
     del fields["name"]
@@ -196,7 +196,7 @@ def test_sweep_refuses_with_one_line_and_2(tmp_path: Path) -> None:
     )
 
 
-def test_status_tells_who_works_on_what(tmp_path: Path) -> None:
+def test_status_shows_the_worker_of_each_trial(tmp_path: Path) -> None:
     made = study_in(tmp_path, seeds=[0, 1, 2])
     plan = made.plan()
     claim = take(made.folder, plan.groups[0].name, Owner.me(), 60.0)

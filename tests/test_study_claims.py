@@ -1,4 +1,4 @@
-"""Claims: one owner at a time, taken over from the dead and the silent, and a fence for who wakes up."""
+"""Claims: one owner at a time, taken over from dead or silent workers, and a fence for workers that wake up."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def claimed(study: Path, timeout: float = LONG, progress: int = 0) -> Claim:
 
 
 def forge(study: Path, owner: Owner | None = None, age: float = 0.0, **fields: object) -> None:
-    """A first claim of somebody else, last touched `age` seconds ago."""
+    """Write a first claim of another worker, last touched `age` seconds ago."""
     path = study / "claims" / GROUP / "1.json"
     path.parent.mkdir(parents=True)
     record = {"owner": asdict(owner or STRANGER), "released": False, "deaths": 0, "progress": 0, **fields}
@@ -118,7 +118,7 @@ def test_of_many_that_take_over_one_wins(tmp_path: Path) -> None:
     start.touch()
     for child in children:
         child.wait()
-    # The winner is a dead process of this machine in the end; while it lived nobody else could have it.
+    # In the end the winner is a dead process of this machine; while it lived, no other process had the claim.
     assert sum("won" in child.text() for child in children) == 1
     assert sorted(path.name for path in (tmp_path / "claims" / GROUP).iterdir()) == ["1.json", "2.json"]
 

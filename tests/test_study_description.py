@@ -1,4 +1,4 @@
-"""The study's file: what it means, and that whatever contradicts itself is refused with one line."""
+"""The study file: its meaning, and one-line errors for contradictions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_grid_is_every_combination_and_bare_keys_are_found_where_they_live() -> 
     ]
 
 
-def test_zip_goes_side_by_side_and_with_every_entry_of_list() -> None:
+def test_zip_pairs_values_and_combines_them_with_every_entry_of_list() -> None:
     found = changes(
         zip={"gamma": [0.9, 0.99], "tau": [0.5, 1.0]},
         list=[{"target_update_interval": 4}, {"target_update_interval": 6, "double_q": True}],

@@ -1,4 +1,4 @@
-"""The fence: once a run belongs to somebody else nothing more of it is committed, nothing half-written stays."""
+"""The fence: once a run belongs to another worker nothing more is committed, and no partial files remain."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.studies import contents
 
 
 class Fence:
-    """Open until it is told otherwise, or for so many questions."""
+    """Open until it is closed, or for a number of queries."""
 
     def __init__(self, questions: int | None = None) -> None:
         self.left = questions
@@ -42,7 +42,7 @@ def test_a_file_is_not_replaced(tmp_path: Path) -> None:
 
 
 def test_two_owners_never_share_a_temporary_file(tmp_path: Path) -> None:
-    """The former one is asked while its bytes are staged; whatever the next one stages meanwhile is its own."""
+    """The former owner is checked while its bytes are staged; the next owner stages its own file."""
     place = tmp_path / "run.json"
 
     def next_owner() -> None:
@@ -65,7 +65,7 @@ def test_a_checkpoint_is_not_committed(tmp_path: Path, questions: int) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["step_000000001"]
 
 
-def test_rows_of_a_former_owner_reach_nobody(tmp_path: Path) -> None:
+def test_rows_of_a_former_owner_are_not_logged(tmp_path: Path) -> None:
     fence = Fence()
     former = CsvSink(tmp_path / "metrics.csv", fence)
     former.write(1, 0.0, {"loss": 1.0})
@@ -79,7 +79,7 @@ def test_rows_of_a_former_owner_reach_nobody(tmp_path: Path) -> None:
 
 
 class LoseAt(Callback):
-    """The claim is lost at a step; what the folder holds then."""
+    """Loses the claim at a step, and records the contents of the folder."""
 
     def __init__(self, fence: Fence, step: int) -> None:
         self.fence, self.step = fence, step
@@ -133,7 +133,7 @@ def test_a_failure_after_the_claim_was_lost_is_the_loss(tmp_path: Path) -> None:
     assert without_events(run) == callback.before
 
 
-def test_a_run_that_belongs_to_another_is_not_begun(tmp_path: Path) -> None:
+def test_a_run_of_another_worker_is_not_started(tmp_path: Path) -> None:
     with pytest.raises(ClaimLost):
         train(tiny("dqn", tmp_path), options=RunOptions(quiet=True, folder=tmp_path / "run", fence=Fence(0)))
     assert list(tmp_path.iterdir()) == []

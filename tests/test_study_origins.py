@@ -1,4 +1,4 @@
-"""`{seed}` in `init_from`: every trial of a study, and every member of a population, goes on from its own run."""
+"""`{seed}` in `init_from`: every trial of a study, and every member of a population, starts from its own run."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ STILL = {"learning_rate": 1e-30}
 
 
 @pytest.mark.parametrize("population", ["off", 2])
-def test_each_seed_of_a_study_goes_on_from_its_own_run(population: Any, offline: Path, tmp_path: Path) -> None:
+def test_each_seed_of_a_study_starts_from_its_own_run(population: Any, offline: Path, tmp_path: Path) -> None:
     study = study_of("sac", tmp_path, "online", STILL | {"init_from": template(offline)}, population=population)
     assert study.run().counts["done"] == 2
     assert len(read_plan(study.folder).configurations) == 1, "one configuration, whatever the seed"
@@ -94,7 +94,7 @@ def test_a_seed_without_a_run_is_refused_before_the_first_trial(offline: Path, t
 
 
 def test_only_the_seeds_of_the_study_count(offline: Path, tmp_path: Path) -> None:
-    """Not the one that the configuration has, of which there may be no run."""
+    """Not the seed of the configuration, for which there may be no run."""
     (tmp_path / "own.yaml").write_text("algo: sac\nenv_id: Pendulum-v1\ntotal_timesteps: 6000\nseed: 77\n")
     described: dict[str, Any] = {
         "name": "online",

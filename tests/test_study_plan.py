@@ -439,7 +439,7 @@ def test_a_sweep_that_was_killed_before_it_had_a_plan_is_no_obstacle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Killed(Exception):
-        """Stands for the end of the process."""
+        """Raised in place of the end of the process."""
 
     def kill(name: str) -> None:
         if name == "before rename plan.json":

@@ -1,4 +1,4 @@
-"""Workers: every trial once, whatever is killed, stopped or fails; what wakes up writes nothing more."""
+"""Workers: every trial runs once, despite kills, stops and failures; a worker that wakes up late writes nothing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SAVING = LONGER | {"total_timesteps": 160}  # for those that are ended when they
 
 @pytest.fixture(scope="module")
 def longer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A study of two longer runs one by one, which nobody disturbed."""
+    """An uninterrupted study of two longer runs, one after another."""
     study = study_in(tmp_path_factory.mktemp("longer"), set=LONGER, population="off")
     study.run()
     return study.folder
@@ -48,7 +48,7 @@ def longer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def longer_alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A study of one of them."""
+    """A study of one longer run."""
     study = study_in(tmp_path_factory.mktemp("alone"), set=LONGER, seeds=[0])
     study.run()
     return study.folder
@@ -164,7 +164,7 @@ def test_a_folder_without_a_record_starts_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_lets_go(tmp_path: Path, signum: int) -> None:
+def test_a_signal_saves_and_releases_the_claim(tmp_path: Path, signum: int) -> None:
     folder = planned(tmp_path, set=SAVING, seeds=[0])
     (home,) = homes(folder)
     child = Child(lambda: sent_when_saving(folder, signum, 2), tmp_path / "output")
@@ -208,8 +208,10 @@ def test_a_worker_that_stalls_is_replaced_and_writes_nothing_when_it_wakes(
 
 
 @pytest.mark.slow
-def test_a_worker_that_wakes_beside_its_successor_harms_nothing(longer_alone: Path, tmp_path: Path) -> None:
-    """The first one goes on while the second still trains in the same folder."""
+def test_a_worker_that_wakes_up_after_its_successor_started_writes_nothing(
+    longer_alone: Path, tmp_path: Path
+) -> None:
+    """The first worker continues while the second still trains in the same folder."""
     folder = planned(tmp_path / "a", set=LONGER, seeds=[0], claim_timeout=0.8)
     (home,) = homes(folder)
     asleep = Child(lambda: sent_when_saving(folder, signal.SIGSTOP), tmp_path / "output-1")
@@ -326,7 +328,7 @@ def test_a_trial_that_ends_its_workers_is_given_up(
 def test_a_trial_is_not_given_up_because_its_workers_were_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Twenty kills shortly after the claim, before the first checkpoint, by somebody else."""
+    """Its workers are killed twenty times shortly after the claim, before the first checkpoint."""
     folder = planned(tmp_path, seeds=[0])
     with monkeypatch.context() as patched:
         patched.setattr(worker, "train_in_folders", lambda *_, **options: os._exit(9))
@@ -335,7 +337,7 @@ def test_a_trial_is_not_given_up_because_its_workers_were_killed(
     assert Study(folder).run().counts["done"] == 1
 
 
-def test_a_run_that_somebody_holds_by_hand_is_left_alone(tmp_path: Path) -> None:
+def test_a_run_that_is_locked_by_another_process_is_skipped(tmp_path: Path) -> None:
     folder = planned(tmp_path, seeds=[0, 1], set=SAVING)
     first, _ = homes(folder)
     child = Child(lambda: sent_when_saving(folder, signal.SIGKILL), tmp_path / "output")
@@ -379,7 +381,7 @@ def test_a_disk_that_cannot_be_written_to_is_one_line(tmp_path: Path) -> None:
         work(folder)
 
 
-def test_a_group_that_was_killed_half_way_goes_on_together(tmp_path: Path) -> None:
+def test_a_group_that_was_killed_half_way_resumes_together(tmp_path: Path) -> None:
     settings = LONGER | {"total_timesteps": 300}
     folder = planned(tmp_path / "a", set=settings, population=2)
     _, second = homes(folder)
@@ -447,7 +449,7 @@ def test_claims_are_read_by_the_clock_of_the_disk(tmp_path: Path, monkeypatch: p
     assert work(folder).others_hold
 
 
-def test_a_full_disk_is_no_failure_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_not_a_permanent_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = [True]
 
     def training(spec: RunSpec, *others: Any) -> Any:
@@ -496,6 +498,6 @@ def test_work_ends_with_1_if_trials_of_the_study_have_failed(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("workers", [0, 10**9])
-def test_a_number_of_workers_that_nobody_can_mean(tmp_path: Path, workers: int) -> None:
+def test_invalid_numbers_of_workers_are_refused(tmp_path: Path, workers: int) -> None:
     with pytest.raises(ConfigError, match="workers must be >= 1 and <= 10000"):
         study_in(tmp_path).run(workers)

@@ -40,7 +40,7 @@ def test_the_actor_loss_uses_the_first_critic_at_its_own_actions() -> None:
     torch.testing.assert_close(loss, expected)
 
 
-def test_the_actor_listens_to_the_first_critic_only() -> None:
+def test_the_actor_uses_the_first_critic_only() -> None:
     learner, batch = build(TD3BC, bc_alpha=1.5), random_batch()
     constant_outputs(learner.model.critics.net, [3.0, -100.0])
     _, terms = learner.actor_loss(batch, torch.zeros_like(batch.actions))

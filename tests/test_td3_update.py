@@ -80,7 +80,7 @@ def learner_with_seed(*, seed: int, **options: Any) -> TD3:
     return agent
 
 
-def test_the_actor_listens_to_the_first_critic_only() -> None:
+def test_the_actor_uses_the_first_critic_only() -> None:
     agent = learner(policy_delay=1)
     constant_outputs(agent.model.critics.net, [3.0, -100.0])
     metrics = agent.update(random_batch(), global_step=0).metrics

@@ -1,4 +1,4 @@
-"""A `TensorEnv` that fails or returns something else than it promises."""
+"""A `TensorEnv` that fails or returns malformed results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`eval_interval`, `early_stopping`, budgets and intervals: they fire when they say, in every loop."""
+"""`eval_interval`, `early_stopping`, budgets and intervals take effect at the right step in every loop."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def scripted(algo: str, folder: Path, kwargs: dict[str, Any] | None = None, **fi
 
 
 class Watch(Callback):
-    """Where the clock stood at each evaluation and checkpoint."""
+    """Records the tick of each evaluation and checkpoint."""
 
     def __init__(self) -> None:
         self.evaluations: list[tuple[str, int]] = []
@@ -87,7 +87,7 @@ def test_rlpd_counts_updates_while_it_pretrains_and_then_steps(tmp_path: Path) -
     train(scripted("rlpd", tmp_path, kwargs, total_timesteps=45, checkpoint_interval=25), [watch])
     pretraining = [("pretrain", 20), ("pretrain", 40)]
     assert watch.evaluations == [*pretraining, ("online", 20), ("online", 40), ("online", 45)]
-    assert watch.checkpoints == [25, 50, 50 + 25, 50 + 45, 50 + 45]  # the last one again, with what it scored
+    assert watch.checkpoints == [25, 50, 50 + 25, 50 + 45, 50 + 45]  # the last one again, with its score
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_checkpoints_count_environment_steps(num_envs: int, tmp_path: Path) -> N
     watch = Watch()
     train(scripted("sac", tmp_path, num_envs=num_envs, total_timesteps=60, checkpoint_interval=25), [watch])
     first, second = (-(-step // num_envs) * num_envs for step in (25, 50))
-    assert watch.checkpoints == [first, second, 60, 60]  # the last one again, with what it scored
+    assert watch.checkpoints == [first, second, 60, 60]  # the last one again, with its score
 
 
 @pytest.mark.parametrize("num_envs", [1, 2, 3, 4])
@@ -335,8 +335,8 @@ def test_an_epoch_draws_as_many_rows_as_there_are(total: int, size: int, batch: 
 
 
 @pytest.mark.parametrize("algo", LOOPS)
-def test_a_run_ends_in_time_saved_and_goes_on(algo: str, tmp_path: Path) -> None:
-    """An hour of no length ends a run at its first step; with time again it goes on to its own budget."""
+def test_a_run_that_reached_its_time_limit_is_saved_and_resumes(algo: str, tmp_path: Path) -> None:
+    """A limit of zero hours ends a run at its first step; with more time it resumes to its own budget."""
     config = scripted(algo, tmp_path, {"max_hours": 1e-12}, total_timesteps=60, eval_episodes=0)
     stopped = train(config)
     state = trainer_state(stopped.checkpoint_path)
@@ -346,7 +346,7 @@ def test_a_run_ends_in_time_saved_and_goes_on(algo: str, tmp_path: Path) -> None
     assert resume(stopped.run_dir, overrides=["max_hours=1000"]).metrics["global_step"] == 60
 
 
-def test_a_run_says_where_and_how_long_it_worked(tmp_path: Path) -> None:
+def test_a_run_records_its_machine_and_duration(tmp_path: Path) -> None:
     result = train(tiny("sac", tmp_path, device="auto", eval_episodes=0))
     record = run_record(result.run_dir)
     assert record["device"] in ("cpu", "cuda")

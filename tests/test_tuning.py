@@ -1,4 +1,4 @@
-"""Tuning: asks, tells, confirms; killed anywhere it goes on to the same end; what is wrong is one line."""
+"""Tuning: asks, tells and confirms; after any kill it resumes to the same result; errors are one line."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_selection_in_its_folder_is_one_of_the_confirmed(done: tuple[Tuning, T
     assert chosen.notes == ("configurations that the tuning has not confirmed are left out",)
 
 
-def test_again_does_nothing_and_tells_the_same(done: tuple[Tuning, TuningResult]) -> None:
+def test_repeating_a_finished_tuning_changes_nothing(done: tuple[Tuning, TuningResult]) -> None:
     tuning, result = done
     before = contents(tuning.folder / "runs")
     record = record_in(tuning.folder)
@@ -112,7 +112,7 @@ def test_again_does_nothing_and_tells_the_same(done: tuple[Tuning, TuningResult]
     assert {name: json.loads(json.dumps(result.to_dict()))[name] for name in record["result"]} == record["result"]
 
 
-def test_status_and_packing_know_the_folder(done: tuple[Tuning, TuningResult], tmp_path: Path) -> None:
+def test_status_and_packing_accept_the_folder(done: tuple[Tuning, TuningResult], tmp_path: Path) -> None:
     folder = done[0].folder
     shown = invoke("status", folder)
     number = sum(map(len, seeds_of(folder)))
@@ -138,7 +138,7 @@ def test_more_trials_run_those_alone(done: tuple[Tuning, TuningResult], tmp_path
 
 
 @pytest.mark.slow
-def test_a_killed_tuning_goes_on_to_the_same_end(tmp_path: Path) -> None:
+def test_a_killed_tuning_resumes_to_the_same_result(tmp_path: Path) -> None:
     settings = {"total_timesteps": 200, "checkpoint_interval": 20}
     fields = {"set": settings, "space": {"gamma": [0.5, 0.9]}, "trials": 2}
     (tmp_path / "tiny.yaml").write_text(dump_yaml(tiny_tuning(**fields)))
@@ -148,7 +148,7 @@ def test_a_killed_tuning_goes_on_to_the_same_end(tmp_path: Path) -> None:
     wait_for(lambda: len({path.parent for path in folder.glob("runs/*__s0/checkpoints/step_*")}) == 2)
     child.send(signal.SIGKILL)
     assert child.wait() == -signal.SIGKILL, child.text()
-    assert record_in(folder)["trials"][-1]["values"] == []  # asked and not told
+    assert record_in(folder)["trials"][-1]["values"] == []  # asked but not evaluated
     assert Child(command(*words), tmp_path / "output").wait() == 0, (tmp_path / "output").read_text()
     tuning_in(tmp_path / "undisturbed", **fields).run()
     assert record_in(folder) == record_in(tmp_path / "undisturbed" / "tiny")
@@ -159,7 +159,7 @@ def test_a_killed_tuning_goes_on_to_the_same_end(tmp_path: Path) -> None:
 
 
 def reached(config: Any) -> float:
-    """As if 1e-3 were the best learning rate, with some luck in every seed."""
+    """Simulated result with the best learning rate at 1e-3, and noise in every seed."""
     rate = math.log10(config.algo_kwargs["learning_rate"])
     return -100 * (rate + 3) ** 2 + config.seed**2 * 7 % 13
 
@@ -210,8 +210,8 @@ def test_failed_trials_are_shown_and_never_best(tmp_path: Path, instant: list[tu
 
 
 @pytest.mark.slow
-def test_failed_points_are_told_as_the_worst(tmp_path: Path, instant: list[tuple[float, int]]) -> None:
-    """The sampler leaves where everything diverges: half of the space, but few of the later trials."""
+def test_failed_points_count_as_the_worst(tmp_path: Path, instant: list[tuple[float, int]]) -> None:
+    """The sampler avoids the half of the space that diverges: few of the later trials are in it."""
     space = {"learning_rate": {"low": 1e-4, "high": 10.0, "log": True}}
     result = instantly(tmp_path, trials=40, seeds=[0], space=space, confirm=None).run()
     late = [one.settings["learning_rate"] > 0.05 for one in result.trials[20:]]
@@ -255,7 +255,7 @@ def test_with_workers_trials_are_asked_together(
 
     monkeypatch.setattr("rl_training.study.tuning.propose", watched)
     result = instantly(tmp_path, trials=6).run(workers=2)
-    assert batches == [[1, 1], [2, 2, 3], [4, 4, 5]]  # the first beside the base
+    assert batches == [[1, 1], [2, 2, 3], [4, 4, 5]]  # the first one together with the base
     assert len({one.settings.get("learning_rate") for one in result.trials}) == 6
 
 
@@ -277,11 +277,11 @@ def test_a_base_outside_of_the_space_is_tried_nevertheless(
 
 
 class Killed(BaseException):
-    """As `kill -9`: nothing is cleaned up that the code itself would not."""
+    """Simulates `kill -9`: only cleanup by the code itself is done."""
 
 
 @pytest.mark.parametrize("workers", mostly_slow([1, 2], 2))
-def test_ended_at_any_write_it_goes_on_to_the_same_end(
+def test_a_tuning_killed_at_any_write_resumes_to_the_same_result(
     workers: int, tmp_path: Path, instant: list[tuple[float, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Study, "_run_pool", lambda self, plan, *_: worker.work(self.folder))
@@ -442,7 +442,7 @@ def test_a_damaged_record_is_one_line(
 # The sampler.
 
 
-def test_what_is_asked_depends_on_what_was_told_alone() -> None:
+def test_the_sampler_depends_only_on_earlier_results() -> None:
     space = {"b": Range(1, 9, whole=True), "a": Range(1e-4, 1.0, log=True), "c": Choices(([8], [8, 8], None))}
     told = [({"a": 10.0**-i, "b": i + 1, "c": [8]}, float(i)) for i in range(1, 5)] * 3
     (one,) = sampler.propose(space, told, [12], 0)
@@ -454,7 +454,7 @@ def test_what_is_asked_depends_on_what_was_told_alone() -> None:
     assert all(space[name].holds(value) for name, value in one.items())
 
 
-def test_without_optuna_one_line_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_optuna_one_line_names_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(MissingDependencyError, match=r"tuning needs Optuna .*; pip install optuna$"):
         tuning_in(tmp_path).run()

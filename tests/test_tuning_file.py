@@ -1,4 +1,4 @@
-"""The tuning's file: what it means, and that whatever contradicts itself is refused with one line."""
+"""The tuning file: its meaning, and one-line errors for contradictions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an editor or type checker of a user knows of the classes, although they are imported only when used."""
+"""Editors and type checkers see the settings of the classes, although these are imported lazily."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_the_classes_take_and_refuse_the_same(line: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_type_checker_knows_the_settings(tmp_path: Path) -> None:
+def test_a_type_checker_checks_the_settings(tmp_path: Path) -> None:
     """mypy on a user's program; torch and its kin are not followed, which changes nothing here but the time."""
     (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "mypy.ini").write_text(

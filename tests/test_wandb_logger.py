@@ -1,4 +1,4 @@
-"""Weights & Biases, the real package in offline mode: what is sent, when, and that it is sent once."""
+"""Weights & Biases, the real package in offline mode: which rows are sent and when, each exactly once."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def wait_until_sent(run: Path, step: int) -> None:
 
 
 def process(folder: Path, kill_at: int, after: int, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Train or go on in a process of its own, killed at a tick once the row of the tick `after` was sent."""
+    """Train or resume in a separate process, killed at a tick after the row of the tick `after` was sent."""
     return subprocess.run(
         [sys.executable, "-c", PROGRAM, str(folder), str(kill_at), str(after)],
         env=os.environ | OFFLINE | environment,
@@ -183,7 +183,7 @@ def test_without_a_key_there_is_one_line_and_the_run_goes_on(tmp_path: Path) -> 
 
 
 class FakeRun:
-    """What a W&B run does, as far as it is used."""
+    """The used part of a W&B run."""
 
     def __init__(self, offline: bool = True, step: int = 0) -> None:
         self.offline, self.step = offline, step
@@ -217,10 +217,10 @@ def send(logger: WandbLogger, numbers: Iterable[int]) -> None:
     ("offline", "expected", "again"),
     [(True, 0, []), (False, 13, [13, 14, 15]), (False, 16, []), (False, 3, [11, 12, 13, 14, 15])],
 )
-def test_a_death_while_sending(
+def test_a_kill_while_sending(
     offline: bool, expected: int, again: Steps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Online W&B tells which step it expects next; offline nothing is sent a second time."""
+    """Online, W&B reports the next expected step; offline nothing is sent twice."""
     fake = FakeRun(offline)
     logger = opened(tmp_path, fake, monkeypatch)
     send(logger, range(1, 3))
@@ -245,7 +245,7 @@ def test_rows_that_never_reached_the_server_are_sent_again(tmp_path: Path, monke
     assert again.rows == [3, 4, 5]
 
 
-def test_a_death_before_sending_and_one_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kills_before_and_after_sending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     send(opened(tmp_path, FakeRun(), monkeypatch), range(1, 4))
     before = json.loads((tmp_path / "wandb.json").read_text())
     again = FakeRun()
@@ -297,7 +297,7 @@ def hangs(**_: Any) -> Any:
 
 
 @pytest.mark.parametrize("act", [fails, hangs])
-def test_wandb_can_fail_and_training_cannot(
+def test_a_failing_wandb_does_not_stop_training(
     act: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     healthy = train(config_for(tmp_path, loggers=[]))
@@ -311,7 +311,7 @@ def test_wandb_can_fail_and_training_cannot(
     assert line.endswith("OSError: no route to host" if act is fails else "it did not finish within 0.3 s")
 
 
-def test_what_wandb_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_arguments_of_wandb_init(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: dict[str, Any] = {}
     fake = FakeRun()
 

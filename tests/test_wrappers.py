@@ -116,7 +116,7 @@ def test_clipping_keeps_the_bounds_there_are(wrapper: Any, tmp_path: Path) -> No
     assert np.isfinite(env.step(np.array([9.0], np.float32))[1])
 
 
-def test_who_clips_in_python_is_told_what_took_the_bounds() -> None:
+def test_the_error_for_clipped_actions_names_the_wrapper_that_removed_the_bounds() -> None:
     clipped = gym.wrappers.TimeLimit(gym.wrappers.ClipAction(gym.make("Pendulum-v1")), 9)
     with pytest.raises(ConfigError, match=r"^env_id: Pendulum-v1 .* because ClipAction takes .*; leave it out"):
         read_spaces(clipped)
@@ -171,7 +171,7 @@ def test_an_importable_one_with_permission() -> None:
         ("builtins:repr", r"^wrappers: builtins:repr made a str, not a gymnasium.Env$"),
     ],
 )
-def test_what_is_no_wrapper_is_one_line(wrapper: Any, message: str) -> None:
+def test_invalid_wrappers_are_one_line(wrapper: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         make_env(config(wrapper, allow_import=True))
     assert "\n" not in str(caught.value)

@@ -102,7 +102,7 @@ def planted(copy: Path, mutation: Mutation) -> Iterator[None]:
 
 
 def run_tests(copy: Path, tests: Sequence[str], output: Path, *, keep_bytecode: bool) -> NoReturn:
-    """In a forked child: run `tests` of the copy and end the process with pytest's exit code."""
+    """In a forked child, run `tests` of the copy and exit with pytest's exit code."""
     import pytest
 
     code = 70
@@ -177,15 +177,15 @@ class Pool:
 
 
 def check_unchanged(pool: Pool, mutations: Sequence[Mutation]) -> list[str]:
-    """Run the tests without a mistake; what is wrong with them, one text per file."""
+    """Run the tests without a mistake; return an error text for each file that fails."""
     wrong: list[str] = []
 
     def report(name: str) -> Callable[[Verdict], None]:
-        def told(verdict: Verdict) -> None:
+        def on_verdict(verdict: Verdict) -> None:
             if verdict.code != PASSED:
                 wrong.append(f"tests/{name} does not pass without a mistake:\n{verdict.output}")
 
-        return told
+        return on_verdict
 
     for name in sorted({name for mutation in mutations for name in mutation.tests}):
         pool.submit([name], None, report(name))
@@ -194,20 +194,20 @@ def check_unchanged(pool: Pool, mutations: Sequence[Mutation]) -> list[str]:
 
 
 def check_mutations(pool: Pool, mutations: Sequence[Mutation]) -> list[Mutation]:
-    """Plant one mistake after the other, print each verdict, and return the mistakes that were not caught."""
+    """Plant the mistakes one after another, print each verdict, and return the mistakes that were not caught."""
     survivors: list[Mutation] = []
 
     def report(mutation: Mutation) -> Callable[[Verdict], None]:
-        def told(verdict: Verdict) -> None:
-            said = {PASSED: "SURVIVED", FAILED: "caught"}.get(verdict.code, f"NOT RUN ({verdict.code})")
+        def on_verdict(verdict: Verdict) -> None:
+            outcome = {PASSED: "SURVIVED", FAILED: "caught"}.get(verdict.code, f"NOT RUN ({verdict.code})")
             by = f" by {verdict.failed_test}" if verdict.code == FAILED else ""
-            print(f"{said:9} {verdict.seconds:5.1f} s  {mutation.kind}: {mutation.name}{by}", flush=True)
+            print(f"{outcome:9} {verdict.seconds:5.1f} s  {mutation.kind}: {mutation.name}{by}", flush=True)
             if verdict.code != FAILED:
                 survivors.append(mutation)
             if verdict.code not in (PASSED, FAILED):
                 print(verdict.output, flush=True)
 
-        return told
+        return on_verdict
 
     for mutation in mutations:
         pool.submit(mutation.tests, mutation, report(mutation))

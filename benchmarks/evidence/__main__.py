@@ -1,4 +1,4 @@
-"""The commands; see the docstring of the package."""
+"""Command line of `benchmarks.evidence`; the docstring of the package documents it."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="run studies, evaluate finished runs, pack them")
-    run.add_argument("studies", nargs="+", type=Path, metavar="STUDY", help="files, in order of priority")
-    run.add_argument("--device", help="auto, cpu, cuda or cuda:N, in place of what the studies say")
-    run.add_argument("--minutes", type=float, help="minutes of training; evaluating and packing follow")
-    run.add_argument("--workers", type=int, default=1, help="that train groups of one study side by side")
-    run.add_argument("--commit", help=f"the commit, if this is not a repository; or set {COMMIT}")
-    run.add_argument("--policies", choices=("last", "best", "none"), default="last", help="that are packed")
-    run.add_argument("--render", action="store_true", help="take the results into the documentation")
-    judge = commands.add_parser("judge", help="evaluate the last policies of packed studies or studies' folders")
+    run.add_argument("studies", nargs="+", type=Path, metavar="STUDY", help="study files, in order of priority")
+    run.add_argument("--device", help="auto, cpu, cuda or cuda:N; overrides the studies")
+    run.add_argument("--minutes", type=float, help="minutes of training, before evaluation and packing")
+    run.add_argument("--workers", type=int, default=1, help="worker processes that train one study")
+    run.add_argument("--commit", help=f"commit to record outside a git repository; or set {COMMIT}")
+    run.add_argument("--policies", choices=("last", "best", "none"), default="last", help="policies to pack")
+    run.add_argument("--render", action="store_true", help="add the results to the documentation")
+    judge = commands.add_parser("judge", help="evaluate the last policies of packed studies or study folders")
     judge.add_argument("places", nargs="+", type=Path, metavar="PACK_OR_FOLDER")
     for command in (run, judge):
         command.add_argument(
-            "--from", dest="earlier", type=Path, metavar="DIR", help="what a command left on an earlier machine"
+            "--from", dest="earlier", type=Path, metavar="DIR", help="results of this command on another machine"
         )
-        command.add_argument("--data", type=Path, metavar="DIR", help="folder of the data files that studies name")
+        command.add_argument("--data", type=Path, metavar="DIR", help="folder with the data files of the studies")
         command.add_argument("--output-dir", type=Path, default=Path("runs/evidence"), metavar="DIR")
-        command.add_argument("--processes", type=int, help="processes that evaluate; by default one per core")
-    render = commands.add_parser("render", help="take results in, and write tables and figures")
+        command.add_argument("--processes", type=int, help="evaluation processes; default: one per core")
+    render = commands.add_parser("render", help="add results, and write tables and figures")
     render.add_argument("results", nargs="*", type=Path, metavar="NAME.json")
     return parser.parse_args(given)
 
@@ -59,8 +59,8 @@ def run(options: argparse.Namespace) -> int:
         options.policies,
         options.workers,
     )
-    stood = working.work_on(options.studies, order)
-    for status in stood:
+    statuses = working.work_on(options.studies, order)
+    for status in statuses:
         folder = order.output_dir / status.name
         file = _judged(folder, folder, folder.with_name(f"{status.name}.json"), options)
         packed = working.packed(folder, order.policies)
@@ -69,11 +69,12 @@ def run(options: argparse.Namespace) -> int:
             take(file)
     if options.render:
         _render()
-    return 1 if any(status.failed for status in stood) else 0
+    return 1 if any(status.failed for status in statuses) else 0
 
 
 def _judged(place: Path, folder: Path, file: Path, options: argparse.Namespace) -> Path:
-    """Collect a study into `file` and evaluate the runs that are not evaluated there; `folder` has its policies."""
+    """Collect the results of a study into `file` and evaluate the runs without an evaluation; `folder` has the
+    policies."""
     kept = keeping.collect(place, working.files_of(file, options.earlier))
     if options.data is not None:
         keeping.note_data(kept, options.data)
@@ -94,7 +95,7 @@ def judge(options: argparse.Namespace) -> int:
 
 
 def take(file: Path) -> None:
-    """Add results of another machine to those of the repository."""
+    """Add results from another machine to those in the repository."""
     from benchmarks.evidence import rendering
 
     new = keeping.load(file)
@@ -102,7 +103,7 @@ def take(file: Path) -> None:
         raise ConfigError(f"{file}: no such file")
     target = rendering.KEPT / f"{new['study']}.json"
     keeping.store(target, keeping.merged(keeping.load(target), new))
-    print(f"took {file} into {target}")
+    print(f"added {file} to {target}")
 
 
 def render(options: argparse.Namespace) -> int:

@@ -1,14 +1,14 @@
-"""What classes must learn with default settings, `SAC("Pendulum-v1", seed=0).learn(10_000)`.
+"""Returns that classes must reach with default settings, as in `SAC("Pendulum-v1", seed=0).learn(10_000)`.
 
-The study `bare-classes` trains them and defines the budgets, which the README lists. `LINES` are the returns that
-count as learned: they were set before the first measurement and are required of every seed.
+The study `bare-classes` trains the classes and defines the budgets, which the README lists. `LINES` are the
+required returns. They were fixed before the first measurement, and every seed must reach them.
 
 - Pendulum-v1, -200: swung up and held; random actions get -1,200, the best possible is about -140.
 - CartPole-v1, 450 of 500.
-- Behaviour cloning copies good and bad episodes: it must reach the mean return of its data, less the standard
-  error of the mean over as many episodes as it is evaluated on.
-- The other offline algorithms and RLPD use the replay buffer of an agent that learned, from its first random
-  episodes on.
+- Behaviour cloning copies good and bad episodes. It must reach the mean return of its data, less the standard
+  error of the mean over the number of evaluation episodes.
+- The other offline algorithms and RLPD use the replay buffer of an agent that learned the task, including its first
+  random episodes.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ LINES = {"Pendulum-v1": -200.0, "CartPole-v1": 450.0}
 
 @dataclass(frozen=True)
 class Bare:
-    """The environment of a class, its budget (steps; offline, updates) and the return it must reach."""
+    """Environment of a class, its budget (steps; offline, updates) and the return it must reach."""
 
     env: str
     budget: int
-    line: float | None  # None: what the data's own episodes return
+    line: float | None  # None: the mean return of the data
 
 
 def read() -> dict[str, Bare]:
-    """By algorithm: the settings of the study, and the required return; cloning has none."""
+    """Return, by algorithm, the settings in the study and the required return, which cloning does not have."""
     tasks = parse_yaml(STUDY.read_text(encoding="utf-8"), str(STUDY)).value["list"]
     return {
         task["algo"]: Bare(

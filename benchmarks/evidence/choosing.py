@@ -1,14 +1,16 @@
-"""Choosing without an environment: what `select --by fqe` takes or why it abstains, and what the candidates return.
+"""Offline policy selection: which policy `select --by fqe` selects, or why it abstains, and the true returns.
 
     python -m benchmarks.evidence run benchmarks/studies/iql-choosing.yaml --data DIR
     python -m benchmarks.evidence.choosing runs/evidence/iql-choosing [--device cuda] [--json FILE]
     python -m benchmarks.evidence.choosing Pendulum-v1 | Hopper-v5 | HalfCheetah-v5 [--folder runs/ope]
 
-The candidates are the trials of a finished offline study, with the data they learned from, or eleven snapshots of
-one SAC run with that run's own experience (`benchmarks.evidence.ope`). An optimist is added to them: TD3 without a
-bound to the data, trained on the same rows. The program selects, selects again by `--play` episodes in the
-environment, has FQE evaluate all candidates, eligible or not, and only then plays them: their mean return, and
-their mean discounted return, with which FQE's values are compared.
+The candidates are the trials of a finished offline study, evaluated on their training data, or eleven snapshots of
+one SAC run, evaluated on the replay buffer of that run (`benchmarks.evidence.ope`). One more candidate, the
+optimist, is TD3 trained on the same rows without regularisation towards the data.
+
+The program selects a candidate with FQE, selects again with `--play` episodes in the environment, and estimates the
+value of every candidate with FQE, whether it is eligible or not. Only then does it play the candidates. It writes
+their mean returns and their mean discounted returns, which FQE's values are compared with.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ OPTIMIST = "optimist"
 
 
 class Case(NamedTuple):
-    """Checkpoints by name, the environment they are for, and the data to select by."""
+    """Named checkpoints, their environment, and the data used for the selection."""
 
     title: str
     env_id: str
@@ -55,17 +57,17 @@ class Case(NamedTuple):
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser = report.arguments(__doc__)
     parser.add_argument("case", help=f"folder of a finished study, or {', '.join(RUNS)}")
-    parser.add_argument(
-        "--folder", type=Path, default=Path("runs/ope"), help="where SAC runs and optimists are kept"
-    )
+    parser.add_argument("--folder", type=Path, default=Path("runs/ope"), help="folder for SAC runs and optimists")
     parser.add_argument("--updates", type=int, default=defaults.SELECTION_UPDATES)
     parser.add_argument("--critics", type=int, default=defaults.CRITICS)
-    parser.add_argument("--hidden", type=int, default=256, help="width of FQE's two layers")
-    parser.add_argument("--optimist-updates", type=int, default=20_000, help="0 for no optimist")
-    parser.add_argument("--play", type=int, default=20, help="episodes by which the second selection decides")
-    parser.add_argument("--episodes", type=int, default=100, help="by which the return of a policy is measured")
+    parser.add_argument("--hidden", type=int, default=256, help="width of FQE's two hidden layers")
+    parser.add_argument(
+        "--optimist-updates", type=int, default=20_000, help="updates of the optimist; 0: no optimist"
+    )
+    parser.add_argument("--play", type=int, default=20, help="episodes of the second selection; 0: none")
+    parser.add_argument("--episodes", type=int, default=100, help="episodes that measure the return of a policy")
     parser.add_argument("--device", default=report.default_device())
-    parser.add_argument("--processes", type=int, help="that play at the same time; by default one per core")
+    parser.add_argument("--processes", type=int, help="processes that play episodes; default: one per core")
     return parser.parse_args(given)
 
 
@@ -93,7 +95,7 @@ def _settings(values: Any) -> str:
 
 
 def optimist(case: Case, options: argparse.Namespace) -> Path:
-    """A policy that maximises Q over all actions, made once."""
+    """Return a checkpoint of a policy that maximises Q over all actions; it is trained once and then reused."""
     folder = options.folder / f"optimist-{case.env_id}-{case.title.replace(' ', '-')}"
     if not folder.is_dir():
         settings: dict[str, Any] = {
@@ -116,7 +118,7 @@ def timed(select: Callable[[], Selection]) -> Entry:
 
 
 def measure(options: argparse.Namespace) -> Entry:
-    """Select, evaluate all, and only then play."""
+    """Select a candidate, evaluate all of them with FQE, and only then play them."""
     case = case_of(options)
     places = dict(case.places)
     if options.optimist_updates:
@@ -151,19 +153,19 @@ def measure(options: argparse.Namespace) -> Entry:
 
 
 def discounted_return(env_id: str, episodes: int, place: Path) -> tuple[float, float]:
-    """Mean discounted return of a checkpoint's policy, and its standard error."""
+    """Return the mean discounted return of a checkpoint's policy, and its standard error."""
     torch.set_num_threads(1)
     return truth(env_id, candidates(place)[0], episodes, defaults.SELECTION_GAMMA)
 
 
 def scores(trials: list[Entry]) -> dict[str, float]:
-    """Agreement of FQE's values with the true discounted ones, of all candidates but the optimist."""
+    """Agreement of FQE's values with the true discounted returns, over all candidates except the optimist."""
     some = [one for one in trials if one["name"] != OPTIMIST]
     return agreement(np.array([one["discounted"] for one in some]), np.array([one["value"] for one in some]))
 
 
 def regret(entry: Entry, name: str) -> float:
-    """What taking `name` loses in return, as a share of the range of returns."""
+    """Loss of return from selecting `name`, as a fraction of the range of returns."""
     returns = {one["name"]: one["truth"] for one in entry["trials"]}
     return float((max(returns.values()) - returns[name]) / (max(returns.values()) - min(returns.values())))
 

@@ -2,10 +2,10 @@
 
     python -m benchmarks.evidence.coverage [--studies 1000] [--json src/rl_training/assets/report/coverage.json]
 
-Every study is drawn from five tasks whose scores are distributed as those of runs: evenly, with a tail, with seeds
-that fail, in two groups, close to a ceiling. The truth is the interquartile mean of enough draws that its error is
-a hundredth of an interval. The best method is the one whose coverage over all sizes is nearest to its nominal
-level; it must be the default of the package. The footnote of every report is read from the file.
+Scores are drawn from five distributions that resemble the scores of runs: normal, with a tail, with failing seeds,
+bimodal, and close to a ceiling. The true interquartile mean is computed from so large a sample that its error is a
+hundredth of the width of an interval. The best method is the one whose coverage over all sizes is closest to the
+nominal level; it must be the default of the package. Every report reads its footnote from the file.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ TASKS: dict[str, Draw] = {
 
 
 def kinds_of(tasks: int) -> list[list[Draw]]:
-    """The tasks of a study: all, or every one in turn."""
+    """Distributions of the tasks of each kind of study: all five tasks together, or one of them."""
     return [list(TASKS.values())] if tasks == len(TASKS) else [[draw] for draw in TASKS.values()]
 
 
 def measure(tasks: int, seeds: int, studies: int) -> dict[str, dict[str, float]]:
-    """Coverage and mean width by method."""
+    """Return coverage and mean width by method."""
     rng = np.random.default_rng(7)
     kinds = kinds_of(tasks)
     truths = [iqm(*(draw(rng, TRUTH // len(kind)) for draw in kind)) for kind in kinds]
@@ -63,7 +63,7 @@ def measure(tasks: int, seeds: int, studies: int) -> dict[str, dict[str, float]]
 
 
 def called_better(tasks: int, seeds: int, studies: int) -> float:
-    """How often one of two methods with equally distributed scores is called better."""
+    """How often one of two methods with identically distributed scores is called better."""
     rng, found = np.random.default_rng(11), 0
     for number in range(studies):
         kind = kinds_of(tasks)[number % len(kinds_of(tasks))]
@@ -73,7 +73,7 @@ def called_better(tasks: int, seeds: int, studies: int) -> float:
 
 
 def best_of(sizes: list[dict[str, Any]]) -> str:
-    """The method whose coverage is nearest to its nominal level on average."""
+    """The method whose coverage is closest to its nominal level on average."""
     return min(METHODS, key=lambda m: sum(abs(size["methods"][m]["coverage"] - CONFIDENCE) for size in sizes))
 
 

@@ -1,10 +1,10 @@
-"""The data of the studies `discrete-…`: discrete actions of random, half-trained and mixed policies.
+"""Generate the data of the studies `discrete-…`: discrete actions of random, half-trained and mixed policies.
 
     python -m benchmarks.evidence.discrete_data --data DIR [--env CartPole-v1] [--rows 10000] [--files random …]
 
-Writes the files `ENV-NAME.npz` that DIR does not have: transitions of uniformly random actions (`random`), of a
-snapshot of a DQN about half way to its best (`medium`), and a third each of random, medium and the best snapshot
-(`mixed`); one in ten actions of a snapshot is random. LunarLander-v3 needs the extra `box2d`.
+Writes the files `ENV-NAME.npz` that are missing in DIR. `random` contains uniformly random actions, `medium` the
+actions of a DQN snapshot about half-way to its best return, and `mixed` one third each of random, medium and the
+best snapshot. One in ten actions of a snapshot is random. LunarLander-v3 requires the extra `box2d`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ RANDOM_SHARE = 0.1
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder of the files")
+    parser.add_argument("--data", type=Path, required=True, help="folder to write to")
     parser.add_argument("--env", choices=PRESETS, default="CartPole-v1")
     parser.add_argument("--rows", type=int, default=10_000)
     parser.add_argument("--files", nargs="+", choices=NAMES, default=NAMES)
@@ -48,7 +48,7 @@ def arguments() -> argparse.Namespace:
 
 
 class Snapshots(Callback):
-    """The policy at each evaluation, with its return."""
+    """Callback that stores the policy and its return at each evaluation."""
 
     def __init__(self) -> None:
         self.found: list[tuple[float, Policy]] = []
@@ -61,13 +61,13 @@ class Snapshots(Callback):
         return max(self.found, key=lambda one: one[0])[1]
 
     def half_way(self, start: float) -> Policy:
-        """The one whose return is nearest to the middle between `start` and the best."""
+        """The snapshot whose return is closest to the midpoint between `start` and the best."""
         middle = 0.5 * (start + max(value for value, _ in self.found))
         return min(self.found, key=lambda one: abs(one[0] - middle))[1]
 
 
 def learn_online(env: str) -> Snapshots:
-    """Snapshots of a DQN with the packaged settings, one at each evaluation."""
+    """Train a DQN with the packaged settings and return a snapshot for each evaluation."""
     snapshots = Snapshots()
     with tempfile.TemporaryDirectory() as folder:
         train(load_config(PRESETS[env]).config, folder, snapshots)
@@ -75,7 +75,7 @@ def learn_online(env: str) -> Snapshots:
 
 
 def played(config: TrainConfig, spaces: SpaceSpec, size: int, seed: int, policy: Policy) -> TransitionDataset:
-    """Transitions of a policy; some of its actions are replaced by random ones."""
+    """Transitions of a policy, with a fraction of its actions replaced by random ones."""
     rng = np.random.default_rng(seed)
 
     def act(obs: NDArray[np.float32]) -> NDArray[Any]:
@@ -88,7 +88,7 @@ def played(config: TrainConfig, spaces: SpaceSpec, size: int, seed: int, policy:
 
 
 def joined(parts: list[TransitionDataset]) -> TransitionDataset:
-    """Data sets one after the other; every row is equally likely."""
+    """Concatenate data sets; every row is equally likely."""
     starts = np.cumsum([0, *(len(part) for part in parts[:-1])])
     return TransitionDataset(
         np.concatenate([part.rows for part in parts]),

@@ -1,7 +1,7 @@
-"""Tables of runs that were measured before there were studies, and that no finished study replaces yet.
+"""Tables of runs that were measured before there were studies and that no finished study has replaced.
 
-`benchmarks/results/learning.json` has an entry per run. `python -m benchmarks.report` renders them, and no program
-adds to them.
+`benchmarks/results/learning.json` has one entry per run. `python -m benchmarks.report` renders them; no program
+adds new ones.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def by_seed(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def learned(runs: list[Entry]) -> str:
-    """`yes` if each of at least three seeds reaches the line with the whole budget."""
+    """`yes` if there are at least three seeds and each reaches the required return within the budget."""
     budget, reached = runs[0]["budget"], [returned(run) >= run["line"] for run in runs]
     if len(runs) < 3 or any(run["steps"] != budget for run in runs):
         return "too little data: needs 3 seeds and the whole budget"

@@ -1,14 +1,15 @@
-"""The published policies, one per algorithm: train and evaluate them, add them to the package and docs/gallery.md.
+"""Train and evaluate the published policies, one per algorithm, and add them to the package and docs/gallery.md.
 
-    python -m benchmarks.evidence.gallery [--algo sac td3 …] [--work DIR]    train all or some of them
-    python -m benchmarks.evidence.gallery --render                           only the tables of the page
+    python -m benchmarks.evidence.gallery [--algo sac td3 …] [--work DIR]    train all or some of the policies
+    python -m benchmarks.evidence.gallery --render                           only write the tables of the page
 
-Each is the last policy of one run with seed 0. Neither seed nor step was selected by score. Settings were, if those
-of the preset did not work with such small networks. The command on the page trains the run, in DIR
-(`build/gallery`); a finished run of the same command in DIR is reused. A published policy is a checkpoint without
-critics, optimisers and replay rows, with a record `card`: commands, commit, versions, and the score on episodes
-that were not used for training or selection. A policy below the return that bare classes must reach on its task is
-not published.
+Each policy is the last policy of one run with seed 0. Neither the seed nor the step was selected by score. Settings
+were changed only if those of the preset did not work with such small networks. The command on the page trains the
+run in DIR (`build/gallery`); a finished run of the same command in DIR is reused.
+
+A published policy is a checkpoint without critics, optimisers and replay rows. Its record `card` contains the
+commands, the commit, the versions, and the score on episodes that were not used for training or selection. A policy
+is not published if its return is below the one that bare classes must reach on its task.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ from rl_training.experiment.runs import read_run_record
 from rl_training.runs.state import policy_alone, read_run_checkpoint
 
 EPISODES = 100
-REPLAY = "pendulum-replay.npz"  # as the presets for it name it
+REPLAY = "pendulum-replay.npz"  # the name in the presets
 TEACHER = "sac"
 SMALL = "hidden_sizes=[64,64]"
-FAST = "learning_rate=1e-3"  # networks a quarter as wide as the preset's learn at a higher rate
-# Beside the size of the networks: the configuration, and what is changed of it.
+FAST = "learning_rate=1e-3"  # networks a quarter as wide as those of the preset need a higher rate
+# The configuration and its overrides, in addition to the size of the networks.
 RECIPES: dict[str, tuple[str, ...]] = {
-    "dqn": ("--algo dqn --env CartPole-v1 --steps 50000",),  # its preset oscillates: its last policy is no good
+    "dqn": ("--algo dqn --env CartPole-v1 --steps 50000",),  # with its preset the last policy is poor
     "ddpg": ("--config ddpg/pendulum",),
     "td3": ("--config td3/pendulum",),
     "sac": ("--config sac/pendulum", "total_timesteps=30000"),
@@ -59,7 +60,7 @@ RECIPES: dict[str, tuple[str, ...]] = {
     "rlpd": ("--config rlpd/pendulum", "dataset_kind=npz", f"dataset_path={REPLAY}"),
     "rebrac": ("--config rebrac/pendulum-replay",),
     "crossq": ("--config crossq/pendulum",),
-    "flash_sac": ("--config flash_sac/pendulum", "hidden_sizes=[32]"),  # a block is four times as wide inside
+    "flash_sac": ("--config flash_sac/pendulum", "hidden_sizes=[32]"),  # blocks are four times as wide inside
     "fql": ("--config fql/pendulum-replay", "total_timesteps=10000"),
     "cal_ql": ("--config cal_ql/pendulum-replay",),
 }
@@ -74,14 +75,14 @@ def train_command(algo: str) -> list[str]:
 
 
 def commands(algo: str) -> list[list[str]]:
-    """The commands that train a policy, those for its data first; RUN is the run of the preceding command."""
+    """The commands that train a policy, after those that make its data; RUN is the run of the preceding command."""
     own = train_command(algo)
     online = get_algorithm_spec(algo).regime == "online"
     return [own] if online else [train_command(TEACHER), FROM_RUN, own]
 
 
 def perform(words: Sequence[str], work: Path) -> None:
-    """A command as the page shows it, by the package of this checkout."""
+    """Run a command as shown on the page, with the package of this checkout."""
     print(f"$ {shlex.join(words)}", flush=True)
     work.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
@@ -90,7 +91,7 @@ def perform(words: Sequence[str], work: Path) -> None:
 
 
 def finished(algo: str, work: Path) -> Path | None:
-    """The newest finished run that its command made."""
+    """The newest finished run of the command."""
     words = train_command(algo)[1:]
     for run in sorted((work / "runs").glob(f"*__{algo}__s0__*"), reverse=True):
         made_by = shlex.split((run / "command.txt").read_text(encoding="utf-8"))
@@ -100,7 +101,7 @@ def finished(algo: str, work: Path) -> Path | None:
 
 
 def trained(algo: str, work: Path) -> Path:
-    """The run of an algorithm, made if it is not there."""
+    """The run of an algorithm; trains it if it does not exist."""
     if (run := finished(algo, work)) is not None:
         return run
     if algo != TEACHER and len(commands(algo)) > 1 and not (work / REPLAY).exists():
@@ -113,13 +114,13 @@ def trained(algo: str, work: Path) -> Path:
 
 
 def line_of(algo: str) -> float:
-    """The return that bare classes must reach on the task; behaviour cloning has no threshold."""
+    """The return that bare classes must reach on the task; behaviour cloning has no required return."""
     lines = [bare.line for bare in BARE.values() if bare.env == BARE[algo].env and bare.line is not None]
     return max(lines)
 
 
 def publish(algo: str, run: Path) -> bool:
-    """Evaluate the run's last policy, and add it to the package if it is good enough."""
+    """Evaluate the last policy of a run and add it to the package if its return is high enough."""
     saved = policy_alone(read_run_checkpoint(find_checkpoint(run)))
     step = saved.records["trainer"]["clock"]["global_step"]
     with tempfile.TemporaryDirectory() as folder:
@@ -140,8 +141,8 @@ def publish(algo: str, run: Path) -> bool:
         },
     }
     good = card["score"]["mean"] >= line_of(algo)
-    told = f"{algo}: {card['score']['mean']:.1f} ± {card['score']['std']:.1f} over {EPISODES} episodes"
-    print(told if good else f"{told}: below {line_of(algo):g}, NOT published; look into {run}", flush=True)
+    text = f"{algo}: {card['score']['mean']:.1f} ± {card['score']['std']:.1f} over {EPISODES} episodes"
+    print(text if good else f"{text}: below {line_of(algo):g}, NOT published; look into {run}", flush=True)
     if not good:
         return False
     made = write_checkpoint(GALLERY / algo, step, tensors=saved.tensors, records={**saved.records, "card": card})
@@ -165,10 +166,10 @@ def size_of(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.iterdir())
 
 
-def sections(told: dict[str, dict[str, Any]]) -> report.Sections:
-    """The table of the page, the command of each row, and those that make the data."""
+def sections(cards: dict[str, dict[str, Any]]) -> report.Sections:
+    """The table of the page, the command of each row, and the commands that make the data."""
     rows = []
-    for name, card in told.items():
+    for name, card in cards.items():
         spec, score = get_algorithm_spec(name), card["score"]
         length = f"{card['updates']:,} updates"
         length = length if spec.regime == "offline" else f"{card['steps']:,} steps, {length}"
@@ -176,10 +177,10 @@ def sections(told: dict[str, dict[str, Any]]) -> report.Sections:
         page = f"[{spec.title.partition(';')[0]}](algorithms/{name}.md)"
         rows.append([page, f"`gallery/{name}`", card["env"], returned, length, size])
     header = ["algorithm", "name", "task", "return", "trained for", "kB"]
-    total = sum(card["bytes"] for card in told.values()) / 1e3
-    played = {f"{card['score']['episodes']} episodes of seed {card['score']['seed']}" for card in told.values()}
-    threads = " / ".join(sorted({f"OMP_NUM_THREADS={card['threads']}" for card in told.values()}))
-    origin = report.origins([card | {"checkout": card["commit"]} for card in told.values()])
+    total = sum(card["bytes"] for card in cards.values()) / 1e3
+    played = {f"{card['score']['episodes']} episodes of seed {card['score']['seed']}" for card in cards.values()}
+    threads = " / ".join(sorted({f"OMP_NUM_THREADS={card['threads']}" for card in cards.values()}))
+    origin = report.origins([card | {"checkout": card["commit"]} for card in cards.values()])
     note = (
         f"Return: mean ± standard deviation over {' / '.join(sorted(played))}. Total size: {total:.0f} kB. "
         f"{origin} Trained with {threads}."
@@ -187,7 +188,7 @@ def sections(told: dict[str, dict[str, Any]]) -> report.Sections:
     return {
         ("gallery", "gallery"): f"{table(header, rows)}\n\n{note}",
         ("gallery", "gallery-data"): shown([shlex.join(words) for words in commands("bc")[:-1]]),
-        ("gallery", "gallery-commands"): shown([card["commands"][-1] for card in told.values()]),
+        ("gallery", "gallery-commands"): shown([card["commands"][-1] for card in cards.values()]),
     }
 
 
@@ -201,8 +202,8 @@ def shown(lines: Sequence[str]) -> str:
 def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--algo", nargs="+", choices=RECIPES, default=list(RECIPES))
-    parser.add_argument("--work", type=Path, default=ROOT / "build" / "gallery", help="where runs are made")
-    parser.add_argument("--render", action="store_true", help="write only the tables of the page")
+    parser.add_argument("--work", type=Path, default=ROOT / "build" / "gallery", help="folder for the runs")
+    parser.add_argument("--render", action="store_true", help="only write the tables of the page")
     options = parser.parse_args(given)
     chosen, work = [] if options.render else options.algo, options.work.resolve()
     refused = [algo for algo in chosen if not publish(algo, trained(algo, work))]

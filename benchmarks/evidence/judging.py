@@ -1,7 +1,7 @@
-"""Evaluate the last checkpoint of every finished run on episodes that were not used for any choice.
+"""Evaluate the last checkpoint of every finished run on episodes that were not used for any selection.
 
-During training every run is evaluated on episodes of one seed (`rl_training.seeding.EVALUATION_SEED`), by which
-best policies, stopping and settings may have been chosen. This evaluation uses another seed.
+During training, all runs are evaluated on episodes of the same seed (`rl_training.seeding.EVALUATION_SEED`). Best
+policies, early stopping and settings may have been selected on these episodes. This evaluation uses another seed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Answer = TypeVar("Answer")
 
 
 def judge(place: Path, episodes: int = EPISODES) -> Judged:
-    """Play the policy of a checkpoint: returns and lengths of the episodes, and the step it was saved at."""
+    """Play the policy of a checkpoint; return the returns and lengths of its episodes, and its step."""
     checkpoint = open_checkpoint(place)
     loaded = load_policy(checkpoint)
     evaluator = Evaluator(loaded.config.replace(environments="local"), loaded.spaces, seed=SEED)
@@ -58,7 +58,7 @@ def _judge_alone(place: Path, episodes: int) -> Judged | str:
 def judged(
     places: Mapping[str, Path], processes: int | None = None, episodes: int = EPISODES
 ) -> Iterator[tuple[str, Judged]]:
-    """Evaluate all policies, several at a time, and yield each result; failures are reported."""
+    """Evaluate all policies, several at a time, and yield each result; failures are printed."""
     look = partial(_judge_alone, episodes=episodes)
     for name, answer in zip(places, for_each(look, list(places.values()), processes)):
         if isinstance(answer, str):
@@ -70,7 +70,8 @@ def judged(
 def for_each(
     look: Callable[[Path], Answer], places: Sequence[Path], processes: int | None = None
 ) -> Iterator[Answer]:
-    """Call a function for each checkpoint, in `processes` processes (by default one per core), in order."""
+    """Call a function for each checkpoint in `processes` processes (default: one per core); yields results in
+    order."""
     count = min(processes or min(available_cores(), _MOST_PROCESSES), len(places))
     with ExitStack() as stack:
         if count > 1:

@@ -1,6 +1,7 @@
-"""The results of a study that the repository stores: settings, curves and evaluations of its runs, as JSON.
+"""Results of a study that the repository stores: settings, curves and evaluations of its runs, as JSON.
 
-It has what the report reads from a study, so that the report's code can make tables and figures without the study.
+A file contains everything the report reads from a study, so the report's code can make tables and figures without
+the study.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _OF_METRICS = ("global_step", "update_count", "epoch")
 
 
 def collect(place: Path, earlier: Iterable[Path] = ()) -> Kept:
-    """The stored results of a study in a folder or a packed file, with the evaluations in `earlier` files."""
+    """The results of a study in a folder or a packed file, with evaluations from the files in `earlier`."""
     kept = _collect(place)
     for file in earlier:
         add_earlier(kept, load(file))
@@ -67,7 +68,7 @@ def _described(place: Path) -> tuple[str, list[str], list[str]]:
 
 
 def about_of(text: str) -> list[str]:
-    """The comment at the head of a study's file: its first line, and the others as one."""
+    """The comment at the head of a study's file: its first line, and all others joined."""
     lines = []
     for line in text.splitlines():
         if not line.startswith("#"):
@@ -96,7 +97,7 @@ def _run(run: Run, settings: list[Mapping[str, Any]]) -> Kept:
 
 
 def note_data(kept: Kept, folder: Path) -> None:
-    """Record the returns of the episodes in the data whose files are in `folder`."""
+    """Record the returns of the episodes in the data files in `folder`."""
     offline = [run for run in kept["runs"].values() if run["dataset"] and run["env_id"]]
     for name, env_id in {run["dataset"]["name"]: run["env_id"] for run in offline}.items():
         files = [folder / f"{part}.npz" for part in name.split(" + ")]
@@ -109,9 +110,9 @@ def note_data(kept: Kept, folder: Path) -> None:
 def judge_all(
     kept: Kept, homes: Callable[[str], Path], processes: int | None, on_result: Callable[[], None]
 ) -> None:
-    """Evaluate every finished run that was not evaluated; `homes` are their folders.
+    """Evaluate every finished run without an evaluation; `homes` are the run folders.
 
-    `on_result` is called after each of them.
+    `on_result` is called after each evaluation.
     """
     places = {}
     for name, run in kept["runs"].items():
@@ -133,7 +134,7 @@ def homes_of(folder: Path) -> Callable[[str], Path]:
 
 
 def add_earlier(kept: Kept, earlier: Kept | None) -> None:
-    """Add the evaluations in `earlier` of the same runs, so that no run is evaluated twice."""
+    """Copy the evaluations of the same runs from `earlier`, so that no run is evaluated twice."""
     if earlier is None:
         return
     kept["data"] |= earlier["data"]
@@ -148,9 +149,10 @@ def _same_run(one: Kept, other: Kept) -> bool:
 
 
 def merged(old: Kept | None, new: Kept) -> Kept:
-    """Merge two results of one study: of each run the finished and evaluated one, or else the newer one.
+    """Merge two results of one study. Of each run, keep the one that is finished and evaluated, otherwise the newer
+    one.
 
-    If both have the same run equally far, that of `old` is used.
+    If both are equally advanced, the run of `old` is kept.
     """
     if old is None:
         return new
@@ -201,7 +203,7 @@ def store(path: Path, kept: Kept) -> None:
 
 
 def reading_of(kept: Kept, *, judgements: bool = False) -> Reading:
-    """The runs as the report reads them; with `judgements`, their curve is the single final evaluation."""
+    """The runs in the report's types; with `judgements`, the curve of a run is its final evaluation alone."""
     runs = []
     for name, run in kept["runs"].items():
         curve = _judged_curve(run) if judgements else _curve(run["curve"])

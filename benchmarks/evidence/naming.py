@@ -28,7 +28,7 @@ def name_of(algo: str) -> str:
 
 
 def short_name(run: Run, varied: Collection[str]) -> str:
-    """The algorithm of a run, with those of the `varied` settings that its packaged configuration does not have."""
+    """The algorithm of a run, followed by those `varied` settings that differ from its packaged configuration."""
     usual = _packaged(run)
     changed = {key: run.settings[key] for key in sorted(varied) if key in run.settings}
     words = [_words(short(key), value) for key, value in changed.items() if key not in usual or usual[key] != value]
@@ -41,7 +41,7 @@ def _words(key: str, value: Any) -> str:
 
 
 def _packaged(run: Run) -> Mapping[str, Any]:
-    """The settings of the packaged configuration for the data or the environment of a run; empty if none."""
+    """Settings of the packaged configuration for the data or environment of a run; empty if there is none."""
     first, *others = str(run.dataset.get("name")).split(" + ")
     data = "-".join([first, *(name.rpartition("-")[2] for name in others)])
     names = (f"{run.algo}/{task}" for task in (data, str(run.env_id).partition("-v")[0].lower()))

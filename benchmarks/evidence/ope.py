@@ -1,14 +1,16 @@
-"""Small DOPE: do ranks without an environment agree with returns in the environment?
+"""Accuracy of off-policy evaluation: compare FQE's ranking of policies with their returns in the environment.
 
     python -m benchmarks.evidence.ope [--env Pendulum-v1] [--device cpu] [--updates 8000] [--bootstraps 3]
                              [--peer PYTHON] [--peers-only] [--folder DIR] [--results FILE]
 
-As Fu et al. 2021 do it, without downloads: eleven snapshots of one SAC run are evaluated by FQE on that run's own
-experience. The truth of each is its mean discounted return over 256 episodes, which end where the discount has
-become nothing, not at the environment's time limit. Told are Spearman's rank correlation, the regret of taking the
-policy with the best estimate, as a share of the range of truths, and the mean absolute error. With `--peer`, the
-interpreter of an environment that has d3rlpy, its FQE is asked about the same policies and rows; `--peers-only`
-asks nothing else, so that ours can run elsewhere on a copy of the folder.
+A small version of DOPE (Fu et al. 2021) that needs no downloads. FQE evaluates eleven snapshots of one SAC run on
+the replay buffer of that run. The true value of a snapshot is its mean discounted return over 256 episodes. These
+episodes end when the discount is negligible, not at the time limit of the environment.
+
+The program reports Spearman's rank correlation, the regret of selecting the policy with the highest estimate (as a
+fraction of the range of true values), and the mean absolute error. With `--peer`, the interpreter of an environment
+with d3rlpy, d3rlpy's FQE evaluates the same policies on the same rows. `--peers-only` runs d3rlpy alone, so that
+our FQE can run elsewhere on a copy of the folder.
 """
 
 from __future__ import annotations
@@ -37,10 +39,10 @@ from rl_training.off_policy_evaluation.policies import Candidate, candidates
 
 Floats = NDArray[np.float64]
 SNAPSHOTS, EPISODES, GAMMA = 11, 256, 0.99
-# What is left of the discount where an episode of the truth ends.
+# Episodes that measure true values end when the discount is below this.
 NOTHING = 1e-3
 SIDE_BY_SIDE = 64
-# Steps of the SAC run, and settings that let it learn within them.
+# Steps of the SAC run, and settings with which it learns the task within them.
 RUNS: dict[str, dict[str, Any]] = {
     "Pendulum-v1": {"total_timesteps": 5_500, "learning_rate": 1e-3, "learning_starts": 500, "alpha": "auto"},
     "Hopper-v5": {"total_timesteps": 220_000, "learning_starts": 5_000, "alpha": "auto"},
@@ -49,7 +51,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 def snapshots(env_id: str, device: str, folder: Path) -> tuple[Path, list[Path]]:
-    """One SAC run with eleven checkpoints, made once: its folder and theirs."""
+    """Return the folder of a SAC run and its eleven checkpoints; the run is trained once and then reused."""
     settings = dict(RUNS[env_id])
     total = settings.pop("total_timesteps")
     homes = sorted(folder.glob(f"{env_id}__sac__*"))
@@ -70,7 +72,7 @@ def snapshots(env_id: str, device: str, folder: Path) -> tuple[Path, list[Path]]
 
 
 def truth(env_id: str, candidate: Candidate, episodes: int = EPISODES, gamma: float = GAMMA) -> tuple[float, float]:
-    """Mean discounted return of some episodes, and its standard error."""
+    """Return the mean discounted return over `episodes`, and its standard error."""
     horizon = math.ceil(math.log(NOTHING) / math.log(gamma))
     envs = [gym.make(env_id, max_episode_steps=horizon) for _ in range(min(SIDE_BY_SIDE, episodes))]
     returns: list[float] = []
@@ -92,7 +94,7 @@ def truth(env_id: str, candidate: Candidate, episodes: int = EPISODES, gamma: fl
 
 
 def agreements(truths: Floats, values: Floats) -> dict[str, Floats]:
-    """Rank correlation, regret of the choice as a share of the range, mean absolute error: of `[…, K]` each."""
+    """Rank correlation, regret as a fraction of the range of truths, mean absolute error; inputs are `[…, K]`."""
     ranks = stats.rankdata(truths, axis=-1), stats.rankdata(values, axis=-1)
     best, chosen = truths.max(-1), np.take_along_axis(truths, values.argmax(-1, keepdims=True), -1)[..., 0]
     return {
@@ -103,12 +105,12 @@ def agreements(truths: Floats, values: Floats) -> dict[str, Floats]:
 
 
 def agreement(truths: Floats, values: Floats) -> dict[str, float]:
-    """The same of one set of policies, `[K]`."""
+    """`agreements` for a single set of policies, `[K]`."""
     return {name: float(value) for name, value in agreements(truths, values).items()}
 
 
 def interval(truths: Floats, values: Floats, name: str) -> tuple[float, float]:
-    """95 % of what `agreement` would say of other policies like these: a bootstrap over the policies."""
+    """95 % interval of `agreement` from a bootstrap over the policies."""
 
     def statistic(t: Floats, v: Floats, axis: int = -1) -> Floats:
         return agreements(np.moveaxis(t, axis, -1), np.moveaxis(v, axis, -1))[name]
@@ -120,12 +122,12 @@ def interval(truths: Floats, values: Floats, name: str) -> tuple[float, float]:
 
 
 def scores(truths: Floats, values: Floats) -> dict[str, Any]:
-    """The values `[K, B]`, and how their means over repetitions agree."""
+    """The values `[K, B]`, and the agreement of their means over bootstraps."""
     return {"mean": agreement(truths, values.mean(1)), "values": values.tolist()}
 
 
 def weights_of(candidate: Candidate, path: Path) -> Path:
-    """A SAC policy's mean as plain arrays, its normaliser refused."""
+    """Write the mean of a SAC policy as plain arrays; policies with a normaliser are rejected."""
     assert not candidate.policy.normalizer.enabled
     net: Any = candidate.policy.actor.net
     arrays = {}
@@ -157,7 +159,7 @@ def ask_peer(python: str, found: list[Candidate], data: TransitionDataset, updat
 
 
 def measure(arguments: argparse.Namespace) -> Iterator[tuple[str, Entry]]:
-    """An entry each, as they come: ours, then the peer's."""
+    """Yield one entry for our FQE and one for the peer, as they are finished."""
     env_id, folder = arguments.env, Path(arguments.folder)
     run, places = snapshots(env_id, arguments.device, folder)
     file = folder / f"{env_id}.npz"
@@ -254,11 +256,11 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--updates", type=int, default=8_000)
     parser.add_argument("--bootstraps", type=int, default=3)
-    parser.add_argument("--peer", help="the interpreter of an environment that has d3rlpy")
+    parser.add_argument("--peer", help="Python interpreter of an environment with d3rlpy")
     parser.add_argument("--peer-seeds", type=int, default=2)
-    parser.add_argument("--peers-only", action="store_true", help="ask only d3rlpy")
-    parser.add_argument("--folder", default="runs/ope", help="where the SAC run is kept")
-    parser.add_argument("--results", type=Path, help="a file for the results, not to be rendered here")
+    parser.add_argument("--peers-only", action="store_true", help="run only d3rlpy")
+    parser.add_argument("--folder", default="runs/ope", help="folder of the SAC run")
+    parser.add_argument("--results", type=Path, help="file to write results to, instead of rendering them")
     arguments = parser.parse_args()
     results = Results("ope", arguments.results)
     for name, entry in measure(arguments):

@@ -19,7 +19,7 @@ _VERSIONS = {"sb3": "stable_baselines3", "d3rlpy": "version", "corl": "checkout"
 def peers_of(run: Run, algos: Container[str]) -> dict[tuple[str, str], list[Entry]]:
     """Runs of other libraries with `algos` on the task of a run.
 
-    The task is the environment, and offline the same rows as recorded or as in the files.
+    The task is the environment; offline, it is the same rows, as recorded by the run or as stored in the files.
     """
     found: dict[tuple[str, str], list[Entry]] = {}
     data = {run.dataset.get(name) for name in ("fingerprint", "raw_fingerprint")} - {None}
@@ -34,13 +34,13 @@ def peers_of(run: Run, algos: Container[str]) -> dict[tuple[str, str], list[Entr
 
 
 def spread(values: Sequence[float]) -> str:
-    """Mean and, for several values, the standard deviation over them, with the digits of our own returns."""
+    """Mean and, for several values, their standard deviation, formatted like our own returns."""
     mean = number(statistics.fmean(values))
     return mean if len(values) < 2 else f"{mean} ± {number(statistics.stdev(values))}"
 
 
 def best_peer(run: Run, step: float) -> str:
-    """The peer with the best mean return by the same algorithm after as many steps; empty if there is none."""
+    """The peer with the highest mean return for the same algorithm and number of steps; empty if there is none."""
     peers = {
         library: [entry["final"]["eval_return_mean"] for entry in entries if entry["steps"] == step]
         for (library, _), entries in peers_of(run, (run.algo,)).items()
@@ -62,7 +62,7 @@ def peer_rows(run: Run, algos: Container[str]) -> Iterator[tuple[str, str, str, 
 
 
 def settings_of_peers(run: Run, algos: Container[str]) -> list[str]:
-    """A paragraph on the settings of the peers on a run's task, if there are any."""
+    """A paragraph on the settings of the peers on a run's task; empty if there are no peers."""
     named: dict[tuple[str, str, str], dict[str, None]] = {}
     for (library, algo), entries in peers_of(run, algos).items():
         for entry in entries:

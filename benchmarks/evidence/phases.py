@@ -13,9 +13,10 @@ from rl_training.report.reading import Run
 
 
 def fine_tuning(groups: Groups) -> list[str]:
-    """A table of runs with data, if some of them were evaluated both before and after their first environment step.
+    """A table of runs that start from data, if some were evaluated both before and after the first environment
+    step.
 
-    Steps up to 0 are updates on data. A run without them (RLPD) has no return before.
+    Steps up to 0 are updates on data. A run without such updates (RLPD) has no return before the first step.
     """
     rows, any_before = [], False
     for method, task in ((method, task) for task in groups.tasks for method in groups.methods):

@@ -17,11 +17,11 @@ class Published:
     std: float
     seeds: int
     source: str
-    what: str = ""  # if the result is not of the algorithm's usual settings
+    what: str = ""  # set if the result is not for the algorithm's usual settings
 
 
 class _Curves(NamedTuple):
-    """Mean and standard deviation by environment, each at the steps of `STEPS`."""
+    """Mean and standard deviation by environment, at each of `STEPS`."""
 
     seeds: int
     source: str

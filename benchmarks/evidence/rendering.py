@@ -1,4 +1,4 @@
-"""docs/results.md, a page for each study and its figure, from what the repository keeps of each study."""
+"""Write docs/results.md, and a page and a figure for each study, from the stored results of the studies."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from rl_training.study.plan import short
 STUDIES = report.ROOT / "benchmarks" / "studies"
 KEPT = report.RESULTS / "evidence"
 _INKS = {"light": "#1f2328", "dark": "#e6edf3"}
-_SEEDS = 3  # a line of the summary has fewer seeds only if no other line of its task and algorithm has as many
-_BUDGETS = ("total_timesteps", "buffer_capacity")  # a column has the steps
+_SEEDS = 3  # the summary shows a result with fewer seeds only if the task and algorithm have no result with as many
+_BUDGETS = ("total_timesteps", "buffer_capacity")  # shown in a column of their own
 _BUDGET = re.compile(rf"(?<=[( ])(?:{'|'.join(_BUDGETS)})=[^,)]+(?:, |(?=\)))")
 
 
 def summary_of(kept: Kept, *, judgements: bool, at: float | None = None) -> Summary:
-    """The report's summary of a study: by final evaluations, or by those during training."""
+    """The report's summary of a study, from final evaluations or from those during training."""
     reading = reading_of(kept, judgements=judgements)
     groups = group(reading, Selection())
     words = {method: f" ({text})" for method, text in groups.legend.items()}  # in place of a number
@@ -56,7 +56,7 @@ def summary_of(kept: Kept, *, judgements: bool, at: float | None = None) -> Summ
 
 
 def section(kept: Kept) -> str:
-    """The page of a study; draws its figure."""
+    """Return the page of a study, and draw its figure."""
     title, words = kept["about"]
     over = _over(kept)
     begun = {name: run for name, run in kept["runs"].items() if run["status"] not in OVER and run["curve"]["steps"]}
@@ -79,7 +79,7 @@ def section(kept: Kept) -> str:
 
 
 def draw(kept: Kept) -> str:
-    """The learning curves of a study as files for light and for dark ground; returns how a page shows them."""
+    """Write the learning curves of a study for light and dark backgrounds; return the HTML that shows them."""
     summary = summary_of(kept, judgements=False)
     if not summary.bands:
         return ""
@@ -99,7 +99,7 @@ def draw(kept: Kept) -> str:
 
 
 def _task(kept: Kept, summary: Summary, task: str) -> str:
-    """The table of one task: a line for each method, what is published, peers."""
+    """The table of one task: a line for each method, published results, and peers."""
     scale, rows = summary.scales[task], []
     first = next(run for method in summary.methods for run in summary.groups.cell(method, task).runs)
     scored = scale is not None and "D4RL" in scale.source and is_offline(first)
@@ -109,7 +109,7 @@ def _task(kept: Kept, summary: Summary, task: str) -> str:
             score = "" if scale is None else number(100 * float(scale.score(np.array(result.mean))))
             rows.append([*_line(kept, result, runs), *([score] if scored else [])])
     steps = {result.step for (_, of), result in summary.results.items() if of == task}
-    rows += [[*row, *[""] * (len(rows[0]) - len(row))] for row in _beside(kept, first, steps)]
+    rows += [[*row, *[""] * (len(rows[0]) - len(row))] for row in _references(kept, first, steps)]
     header = ["", "seeds", "steps", "IQM [95 %]", "mean ± std", "updates", "minutes", "commit"]
     header += ["normalised"] if scored else []
     note = [
@@ -121,7 +121,7 @@ def _task(kept: Kept, summary: Summary, task: str) -> str:
 
 
 def _under_way(kept: Kept, begun: Mapping[str, Any]) -> str:
-    """Runs that have evaluations and no end: where they stand, and the last evaluation that all seeds have."""
+    """Unfinished runs with evaluations: their current steps, and the last evaluation that all seeds have."""
     cells = summary_of(kept, judgements=False).groups.cells.values()
     methods = {run.name: cell.method for cell in cells for run in cell.seen}
     kept, rows = {**kept, "runs": begun}, []
@@ -145,7 +145,7 @@ def _under_way(kept: Kept, begun: Mapping[str, Any]) -> str:
 
 
 def _scores(result: Result) -> tuple[str, str]:
-    """IQM with its interval, mean with its deviation."""
+    """IQM with its interval, mean with its standard deviation."""
     std = "" if result.std is None else f" ± {number(result.std)}"
     return text_of(result.chosen), f"{number(result.mean)}{std}"
 
@@ -159,34 +159,35 @@ def _commits(runs: Iterable[Run]) -> str:
 
 
 def _better(summary: Summary, task: str) -> list[str]:
-    """Which methods of one budget are better than others, if the seeds show it; otherwise that they do not."""
+    """Which methods are significantly better than others with the same budget, or that no difference is
+    significant."""
     pairs = [
         pair
         for pair in summary.pairs
         if pair.task == task and summary.results[pair.first, task].step == summary.results[pair.second, task].step
     ]
-    told = []
+    better = []
     for pair in (pair for pair in pairs if pair.better):
-        told.append(f"{pair.better} than {pair.second if pair.better == pair.first else pair.first}")
+        better.append(f"{pair.better} than {pair.second if pair.better == pair.first else pair.first}")
     known, compared = sum(found == task for _, found in summary.results), len(summary.shown[task])
     only = f"; of {known} methods, the best {compared} are compared" if compared < known else ""
-    if told:
-        return [f"Better (the interval of the difference of the IQMs excludes 0{only}): {', '.join(told)}."]
+    if better:
+        return [f"Better (the interval of the difference of the IQMs excludes 0{only}): {', '.join(better)}."]
     if pairs and not any(pair.enough for pair in pairs):
         return [f"A difference is called significant from {seeds_needed()} seeds of each method on."]
     return ["No difference between two methods is significant."] if pairs else []
 
 
 def _outside(summary: Summary, task: str, steps: Iterable[float]) -> list[str]:
-    """Algorithms whose published mean is outside our interval after the same number of steps."""
-    told = []
+    """Sentences on published means that are outside our interval after the same number of steps."""
+    sentences = []
     for one in (one for budget in sorted(steps) for one in published(summary.groups.env_ids[task], budget)):
         for result in (result for result in summary.results.values() if result.task == task):
             ours, same = result.chosen, summary.groups.algos[result.method] == one.algo
             if same and result.step == one.steps and ours.low is not None and not ours.low <= one.mean <= ours.high:
                 side = "above" if one.mean > ours.high else "below"
-                told.append(f"The published mean of {name_of(one.algo)} is {side} the interval of our IQM.")
-    return told
+                sentences.append(f"The published mean of {name_of(one.algo)} is {side} the interval of our IQM.")
+    return sentences
 
 
 def _line(kept: Kept, result: Result, runs: Sequence[Run]) -> list[str]:
@@ -205,18 +206,18 @@ def _numbers(found: Iterable[int]) -> str:
 
 
 def _steps(result: Result, runs: Iterable[Run]) -> str:
-    """Environment steps, without updates before the first one; several numbers if runs stopped by themselves."""
+    """Environment steps without preceding updates on data; several numbers if runs stopped early."""
     return _numbers({int(run.metrics.get("global_step", result.step)) for run in runs})
 
 
 def _planned(kept: Kept, run: Run) -> int:
-    """How many seeds the study has of a run's configuration: its trials differ in their seed alone."""
+    """Number of seeds that the study plans for the configuration of a run."""
     beginning = run.name.rpartition("__s")[0]
     return sum(name.rpartition("__s")[0] == beginning for name in kept["planned"])
 
 
-def _beside(kept: Kept, run: Run, steps: set[float]) -> Iterator[list[str]]:
-    """The data themselves, what others published of the same environment and budget, peers on the same task."""
+def _references(kept: Kept, run: Run, steps: set[float]) -> Iterator[list[str]]:
+    """Rows to compare with: the data, published results for the same environment and budget, and peers."""
     if is_offline(run) and (data := kept["data"].get(run.dataset["name"])) is not None:
         yield [f"*the data, {data['episodes']:,} episodes*", "", "", "", number(data["mean"])]
     if not run.dataset:
@@ -240,14 +241,14 @@ def _published_return(one: Published) -> str:
 
 
 def _on_the_way(kept: Kept) -> list[str]:
-    """Evaluations during training at steps which are not the end of every method: those at which another ends, and
-    those for which something is published. A run that has not reached a step is left out there."""
+    """Evaluations during training at steps before the end: where another method ends or a published result exists.
+    Runs that have not reached a step are omitted there."""
     rows, notes, any_published = [], [], False
     groups = summary_of(kept, judgements=False).groups
     for task in groups.tasks:
         env_id = groups.env_ids[task]
         seen = [run for method in groups.methods for run in groups.cell(method, task).seen]
-        if seen and not any(run.status in OVER for run in seen):  # there is no table of finished runs
+        if seen and not any(run.status in OVER for run in seen):  # no table of finished runs
             rows += [[task, steps, name, seeds, "", found] for name, seeds, steps, found in
                      peer_rows(seen[0], _algos(kept))]  # fmt: skip
             notes += settings_of_peers(seen[0], _algos(kept))
@@ -268,8 +269,8 @@ def _on_the_way(kept: Kept) -> list[str]:
             shown = {found.groups.algos[one.method] for one in here}
             rows += [[task, f"{steps:,}", _published_name(one), str(one.seeds), "", _published_return(one)]
                      for one in references if one.algo in shown]  # fmt: skip
-            for said in _outside(found, task, [steps] if references else []):
-                notes.append(f"{task}, {steps:,} steps: {said[0].lower()}{said[1:]}")
+            for sentence in _outside(found, task, [steps] if references else []):
+                notes.append(f"{task}, {steps:,} steps: {sentence[0].lower()}{sentence[1:]}")
     header = ["", "step", "", "seeds", "IQM [95 %]", "mean"]
     words = "The last evaluation during training up to the given step."
     table = [f"## During training\n\n{words}\n\n{report.table(header, rows)}"] if rows else []
@@ -277,7 +278,7 @@ def _on_the_way(kept: Kept) -> list[str]:
 
 
 def _reached(kept: Kept, steps: int) -> Kept:
-    """The study with those runs only that have reached this step or finished."""
+    """The study with only those runs that have reached this step or finished."""
     runs = {
         name: run
         for name, run in kept["runs"].items()
@@ -287,14 +288,14 @@ def _reached(kept: Kept, steps: int) -> Kept:
 
 
 def _troubles(summary: Summary) -> list[str]:
-    """Runs that failed or diverged; those that are not made yet are counted in the tables."""
-    told = [f"- {one.place}: {one.reason} ({one.effect})" for one in summary.troubles
+    """Runs that failed or diverged; the tables count runs that are still missing."""
+    lines = [f"- {one.place}: {one.reason} ({one.effect})" for one in summary.troubles
             if one.what in ("failed", "diverged", "broken")]  # fmt: skip
-    return ["\n".join(["Failed or diverged:", "", *told])] if told else []
+    return ["\n".join(["Failed or diverged:", "", *lines])] if lines else []
 
 
 def _origin(kept: Kept, over: Sequence[Mapping[str, Any]]) -> str:
-    """How runs were evaluated, and on which data, machines and versions they were trained."""
+    """How runs were evaluated, and the data, machines and versions they were trained with."""
     seed = sorted({run["judged"]["seed"] for run in over if "judged" in run})
     data = sorted({f"{run['dataset']['name']} ({run['dataset']['rows']:,} rows, fingerprint "
                    f"{run['dataset']['fingerprint']})" for run in over if run["dataset"]})  # fmt: skip
@@ -307,12 +308,12 @@ def _origin(kept: Kept, over: Sequence[Mapping[str, Any]]) -> str:
              f"during training (seed {', '.join(map(str, seed))})"] if seed else []  # fmt: skip
     parts += [f"data: {'; '.join(data)}"] if data else []
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-    told = "; ".join([*parts, f"{when} on {' · '.join(machines)}", ", ".join(versions)])
-    return f"{told[0].upper()}{told[1:]}."
+    text = "; ".join([*parts, f"{when} on {' · '.join(machines)}", ", ".join(versions)])
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def render(kept_in: Path | None = None, studies: Path | None = None) -> None:
-    """Write the summary of all studies, a page for each study that has results, and what is not finished."""
+    """Write the summary of all studies, a page for each study with results, and the list of unfinished studies."""
     kept_in, studies = kept_in or KEPT, studies or STUDIES
     sections: Sections = {}
     made, left = [], []
@@ -338,9 +339,10 @@ def _link(kept: Kept) -> str:
 
 
 def summary(studies: Iterable[Kept]) -> str:
-    """A line for each task and algorithm; then what all runs took.
+    """A table with a line for each task and algorithm, followed by the cost of all runs.
 
-    Of lines with `_SEEDS` seeds it is that of the packaged settings, otherwise that of the most seeds, then steps.
+    A line shows the packaged settings if they have `_SEEDS` seeds, otherwise the settings with the most seeds, then
+    steps.
     """
     found, over, varied = [], [], defaultdict[str, set[str]](set)
     for kept in studies:
@@ -367,7 +369,7 @@ def summary(studies: Iterable[Kept]) -> str:
 
 
 def _regime(run: Run) -> int:
-    """Tasks in the order of the table: online, offline, offline to online, small ones."""
+    """Sort key of a task: online, offline, offline-to-online, then small tasks."""
     if not str(run.env_id).endswith(("-v4", "-v5")):
         return 3
     return 1 if is_offline(run) else 2 if run.dataset or run.settings.get("init_from") else 0
@@ -376,14 +378,14 @@ def _regime(run: Run) -> int:
 def _summary_line(kept: Kept, result: Result, run: Run, name: str) -> list[str]:
     data = kept["data"].get(run.dataset["name"]) if is_offline(run) else None
     others = [one for one in published(run.env_id, result.step) if one.algo == run.algo and not run.dataset]
-    told = [f"{_published_return(one)}{_compared(one, result)}" for one in others]
+    means = [f"{_published_return(one)}{_compared(one, result)}" for one in others]
     return [result.task, name, text_of(result.chosen), str(result.seeds), _steps(result, [run]),
-            "" if data is None else number(data["mean"]), best_peer(run, result.step), "".join(told),
+            "" if data is None else number(data["mean"]), best_peer(run, result.step), "".join(means),
             f"[{kept['study']}](results/{kept['study']}.md)"]  # fmt: skip
 
 
 def _compared(one: Published, result: Result) -> str:
-    """Whether a published mean is outside the interval of our IQM."""
+    """Text that marks a published mean outside the interval of our IQM."""
     low, high = result.chosen.low, result.chosen.high
     if low is None or low <= one.mean <= high:
         return ""
@@ -391,7 +393,7 @@ def _compared(one: Published, result: Result) -> str:
 
 
 def _cost(over: Sequence[Mapping[str, Any]]) -> str:
-    """How much was trained, and how long: members of a population share its minutes."""
+    """Total updates and time; the members of a population share its minutes."""
     minutes: defaultdict[str, float] = defaultdict(float)
     for run in over:
         record = run["record"]
@@ -404,7 +406,7 @@ def _cost(over: Sequence[Mapping[str, Any]]) -> str:
 
 
 def as_planned(kept: Kept, file: Path) -> Kept:
-    """Results with the words and the seeds of their study's file today, also where fewer were asked for then."""
+    """Results with the current description and seeds of the study's file; the file may have gained seeds."""
     text = file.read_text(encoding="utf-8")
     seeds = StudyFile.parse(parse_yaml(text, str(file)).value, str(file)).seeds or ()
     beginnings = dict.fromkeys(name.rpartition("__s")[0] for name in kept["planned"])

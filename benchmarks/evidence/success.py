@@ -1,9 +1,9 @@
-"""Success on OGBench's tasks, by OGBench's evaluation: 50 episodes of the last checkpoints of each run.
+"""Success rates on OGBench's tasks with OGBench's protocol: 50 episodes of each of the last checkpoints of a run.
 
     python -m benchmarks.evidence run benchmarks/studies/ogbench.yaml --data DIR --output-dir studies --device cuda
     python -m benchmarks.evidence.success studies/ogbench [--last 3] [--episodes 50] [--processes N] [--json FILE]
 
-Runs that are not finished are evaluated at their last checkpoint, and the table says how many updates they had.
+Unfinished runs are evaluated at their last checkpoint, and the table shows the number of updates they have made.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from rl_training.experiment.checkpointing import list_checkpoints
 from rl_training.memory import available_cores
 from rl_training.study.trials import record_of
 
-LAST = 3  # checkpoints of a run that count
-# Published success in percent after a million updates on the official data: FQL's paper, eight seeds.
+LAST = 3  # number of checkpoints evaluated per run
+# Published success in percent after one million updates on the official data (FQL's paper, eight seeds).
 PUBLISHED = {
     "cube-single": {"bc": "3", "iql": "85 ± 8", "rebrac": "92 ± 4", "fql": "97 ± 2"},
     "scene": {"bc": "1", "iql": "12", "rebrac": "50 ± 13", "fql": "76 ± 9"},
@@ -37,7 +37,7 @@ PUBLISHED = {
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser = report.arguments(__doc__)
     parser.add_argument("study", type=Path, help="folder of a study")
-    parser.add_argument("--last", type=int, default=LAST, help="checkpoints of each run")
+    parser.add_argument("--last", type=int, default=LAST, help="number of checkpoints to evaluate per run")
     parser.add_argument("--episodes", type=int, default=50)
     parser.add_argument("--processes", type=int, default=available_cores())
     return parser.parse_args(given)

@@ -1,4 +1,4 @@
-"""Run studies for some minutes, and write their results during training."""
+"""Run studies for a number of minutes, and write their results during training."""
 
 from __future__ import annotations
 
@@ -29,35 +29,35 @@ from rl_training.study.worker_pool import LocalPool
 
 COMMITS = "commits"
 """the key of run.json with every commit that trained a run"""
-_PERIOD = 2.0  # seconds between two looks at the logs of the runs
-_WORKING = "commit.txt"  # in a study's folder: the commit that works on it, or did when it was killed
+_PERIOD = 2.0  # seconds between two checks of the runs' logs
+_WORKING = "commit.txt"  # file in a study's folder with the commit that trains it, or trained it when it was killed
 
 
 @dataclass(frozen=True)
 class Order:
-    """How studies are run: where, for how long, and with which earlier results."""
+    """How to run studies: output folder, time limit and earlier results."""
 
     output_dir: Path
     data: Path | None = None
     device: str | None = None
     minutes: float | None = None
-    earlier: Path | None = None  # folder of packed studies, by name
+    earlier: Path | None = None  # folder with packed studies
     commit: str | None = None
     policies: Policies = "last"
-    workers: int = 1  # processes that train groups of one study side by side
+    workers: int = 1  # processes that train groups of one study concurrently
 
 
 def commit_of(order: Order) -> str:
-    """The current commit: as given, from the environment, or of the repository."""
+    """The current commit: as given, from the environment variable, or of the repository."""
     return order.commit or present_commit()
 
 
 def work_on(files: list[Path], order: Order) -> list[StudyStatus]:
-    """Run the studies in turn until the minutes are over; returns the status of those that were started."""
+    """Run the studies in turn until the time is over; return the status of those that were started."""
     end = None if order.minutes is None else time.monotonic() + 60 * order.minutes
-    studies = [prepared(file, order) for file in files]  # what is wrong with any of them is said before the first
+    studies = [prepared(file, order) for file in files]  # raises before the first study starts
     commit, found = commit_of(order), []
-    remedy = f"; say which with --commit or {COMMIT}" if commit == UNKNOWN else ""
+    remedy = f"; set it with --commit or {COMMIT}" if commit == UNKNOWN else ""
     print(f"at commit {commit}{remedy}", flush=True)
     for study in studies:
         left = None if end is None else end - time.monotonic()
@@ -68,7 +68,7 @@ def work_on(files: list[Path], order: Order) -> list[StudyStatus]:
 
 
 def prepared(file: Path, order: Order) -> Study:
-    """The study of a file, with the results of an earlier machine."""
+    """The study of a file, with the results from another machine if there are any."""
     study = Study(file, output_dir=order.output_dir, data=order.data, device=order.device)
     packed = None if order.earlier is None else order.earlier / f"{study.folder.name}.zip"
     if packed is not None and packed.is_file() and not study.folder.exists():
@@ -105,7 +105,7 @@ class _OutOfTime(Exception):
 
 
 def _train(study: Study, plan: Plan, workers: int, results: _Results) -> None:
-    """Train missing runs in separate processes, which can be stopped while they compile."""
+    """Train missing runs in separate processes, which can be stopped even while they compile."""
     reopen_failed(study.folder, plan, NEVER_RETRIED, only=(FULL_DISK,))
     print(f"{plan.name}: {len(plan.trials)} trials in {study.folder}", flush=True)
     with TrialWatcher(study.folder, lambda text: print(text, flush=True)) as ended:
@@ -120,9 +120,9 @@ def _train(study: Study, plan: Plan, workers: int, results: _Results) -> None:
 
 
 class _Results:
-    """The file with the results of a study while it is trained; written again after runs have logged or evaluated.
+    """Results file of a study during training, rewritten when runs have logged or been evaluated.
 
-    If the command is killed, at most the last seconds are lost.
+    If the command is killed, only the last seconds are lost.
     """
 
     def __init__(self, folder: Path, order: Order, before: Mapping[str, object], commit: str) -> None:
@@ -139,7 +139,7 @@ class _Results:
         self._next = time.monotonic() + _PERIOD
         logs = dict[Path, int]()
         for log in (self._folder / RUNS).glob("*/metrics.csv"):
-            with contextlib.suppress(FileNotFoundError):  # a run that starts again
+            with contextlib.suppress(FileNotFoundError):  # the run has restarted
                 logs[log] = log.stat().st_mtime_ns
         if logs != self._logs:
             self._logs = logs
@@ -155,7 +155,7 @@ class _Results:
 
 
 def files_of(file: Path, earlier: Path | None) -> list[Path]:
-    """Files that may contain results of the study of `file`: of an earlier machine and of this one."""
+    """Files that may contain results for the study of `file`, from another machine and from this one."""
     return [file] if earlier is None else [earlier / file.name, file]
 
 
@@ -170,7 +170,7 @@ def _moment(record: Mapping[str, Any]) -> object:
 
 
 def _origin(record: Mapping[str, Any], commit: str) -> dict[str, Any]:
-    """Fields of run.json: the commits that trained a run, now also `commit`, and this machine."""
+    """Fields of run.json: the commits that trained a run, including `commit`, and this machine."""
     commits = list(dict.fromkeys([*record.get(COMMITS, []), commit]))
     return {COMMITS: commits, "machine": machine(str(record.get("device")))}
 
@@ -178,7 +178,7 @@ def _origin(record: Mapping[str, Any], commit: str) -> dict[str, Any]:
 def _stamp(
     folder: Path, plan: Plan, commit: str, *, before: dict[str, object] | None = None, unless_known: bool = False
 ) -> None:
-    """Write into run.json which commit trained a run, and where; into those worked on since `before`."""
+    """Write the training commit and the machine into run.json of every run that was trained since `before`."""
     now = _moments(folder, plan)
     for name in [name for name in now if before is None or before.get(name) != now[name]]:
         home = folder / RUNS / name
@@ -190,7 +190,7 @@ def _stamp(
 
 @contextlib.contextmanager
 def stop_after(seconds: float | None) -> Iterator[threading.Event]:
-    """Send this process a SIGTERM after this many seconds, so that runs save and end; the event is then set."""
+    """Set the event and send this process a SIGTERM after this many seconds, so that runs save and end."""
     over = threading.Event()
     if seconds is None:
         yield over
@@ -201,7 +201,7 @@ def stop_after(seconds: float | None) -> Iterator[threading.Event]:
         os.kill(os.getpid(), signal.SIGTERM)
 
     def outside(signum: int, frame: FrameType | None) -> None:
-        # Training has just ended; it has its own handlers while it runs.
+        # Training has just ended; while it runs it installs its own handlers.
         if not over.is_set():
             raise TrainingInterrupted("asked to stop; the same command goes on", signum)
 
@@ -218,7 +218,7 @@ def stop_after(seconds: float | None) -> Iterator[threading.Event]:
 
 
 def packed(folder: Path, policies: Policies) -> Path:
-    """Pack the study into a file next to its folder, replacing an earlier one."""
+    """Pack the study into a file next to its folder, replacing an existing one."""
     target = folder.with_name(f"{folder.name}.zip")
     fresh = folder.with_name(f".{folder.name}.zip")
     fresh.unlink(missing_ok=True)

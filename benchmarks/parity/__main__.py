@@ -1,13 +1,13 @@
-"""The same updates as the references: losses, gradients and parameters of 20 updates, compared in float64.
+"""Compare our updates with those of references: losses, gradients and parameters of 20 updates in float64.
 
     python -m benchmarks.parity --redq CHECKOUT --corl CHECKOUT --cal-ql CHECKOUT --d3rlpy-python PYTHON
                                 --jax-python PYTHON [--algo edac …] [--json FILE]
 
-From the same weights, batches and noise, once the choices that our docstrings state are taken out of the reference.
-Then every setting that a case lists is made 1 % wrong on our side, which must be seen. A case whose reference is
-not given is left out; a reference "by hand" (`benchmarks.parity.by_hand`) is always there. The exit status is 1 if
-a difference is above the bound or a mistake was not seen.
-The comparison with Stable-Baselines3 and sb3-contrib is a test: `tests/test_peer_parity.py`.
+Both sides start from the same weights, batches and noise. The deliberate differences that our docstrings state are
+removed from the reference. Then every setting that a case lists is changed by 1 % on our side, which the comparison
+must detect. A case is skipped if its reference is not given; references "by hand" (`benchmarks.parity.by_hand`) are
+always available. The exit status is 1 if a difference exceeds the bound or a changed setting is not detected.
+`tests/test_peer_parity.py` compares with Stable-Baselines3 and sb3-contrib.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from benchmarks.parity.lockstep import UPDATES, Distance, distance, float64, noi
 from benchmarks.report import Entry, Results, Sections, table
 from rl_training import algorithms
 
-# What rounding may leave, and what a mistake of 1 % must leave at least.
+# Largest difference allowed for rounding, and smallest difference required for a change of 1 %.
 BOUND, MISTAKE = 1e-10, 1e-5
 
 
 def place(text: str) -> Path:
-    """Absolute, for a process that starts elsewhere; a link stays one, by which an environment is known."""
+    """Absolute path, for processes that start elsewhere; links are not resolved, because they identify an
+    environment."""
     return Path(text).expanduser().absolute()
 
 
@@ -42,12 +43,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--cal-ql", type=place, help="a checkout of github.com/nakamotoo/Cal-QL")
     parser.add_argument("--d3rlpy-python", type=place, help="a Python with d3rlpy installed")
     parser.add_argument("--jax-python", type=place, help="a Python with jax, flax, optax, chex and distrax")
-    parser.add_argument("--algo", nargs="+", default=[], help="only these; all if not given")
+    parser.add_argument("--algo", nargs="+", default=[], help="algorithms to compare; default: all")
     return parser.parse_args()
 
 
 def differences(case: Case, options: argparse.Namespace) -> tuple[Distance, dict[str, float], dict[str, str]]:
-    """Of both sides, of the reference and ours with each mistake, and the versions of the reference."""
+    """Difference of ours from the reference, the same with each mistake, and the versions of the reference."""
     with float64():
         batches = random_batches(discrete=case.discrete, extras=case.extras)
         learner = case.build()
@@ -62,7 +63,7 @@ def differences(case: Case, options: argparse.Namespace) -> tuple[Distance, dict
 
 
 def compare(case: Case, options: argparse.Namespace) -> Entry:
-    """Play both sides, then ours again with each mistake."""
+    """Run both sides, then ours again with each mistake."""
     found, seen, versions = differences(case, options)
     entry = report.stamp("cpu")
     entry["versions"] |= versions
@@ -75,7 +76,7 @@ def agrees(entry: Entry) -> bool:
 
 
 def missed(entry: Entry) -> list[str]:
-    """Mistakes that were not seen."""
+    """Mistakes that were not detected."""
     return [setting for setting, away in entry["mistakes"].items() if not away >= MISTAKE]
 
 
@@ -122,7 +123,7 @@ def sections(entries: dict[str, Entry]) -> Sections:
 
 
 def left_out(case: Case, options: argparse.Namespace) -> str | None:
-    """Why a case cannot be played, if it cannot."""
+    """Why a case cannot run; None if it can."""
     if not hasattr(algorithms, case.learner):
         return "there is no such learner yet"
     wanted = [f"--{name.replace('_', '-')}" for name in case.needs if getattr(options, name) is None]
@@ -131,7 +132,7 @@ def left_out(case: Case, options: argparse.Namespace) -> str | None:
 
 def main() -> None:
     options = arguments()
-    torch.set_num_threads(1)  # the networks are too small to share
+    torch.set_num_threads(1)  # the networks are too small for several threads
     results = Results("parity", options.json)
     found: list[Entry] = []
     for case in CASES:

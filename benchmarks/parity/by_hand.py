@@ -1,9 +1,9 @@
-"""Second computations of our updates, as `Peer`s: references "by hand" for updates that no library has.
+"""Second implementations of our updates, as `Peer`s: references "by hand" for updates that no library has.
 
 Each is written from the formulas of the paper with torch's own layers, distributions and optimisers, and shares no
-code with the learner: networks are separate `nn.Sequential`s, no ensemble is an axis, and a log-density is written
-out or taken from `torch.distributions`. Every function builds the networks, the losses and the optimisers from the
-configuration of our learner; `benchmarks.parity` compares both sides, and so does `tests/test_parity_by_hand.py`.
+code with the learner. Networks are separate `nn.Sequential`s, ensembles are not batched, and log-densities are
+written out or taken from `torch.distributions`. Every function builds networks, losses and optimisers from the
+configuration of our learner. `benchmarks.parity` and `tests/test_parity_by_hand.py` compare both sides.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Build = Callable[[Any], Peer]
 
 
 def play(build: Build, config: Any, networks: Tensors, batches: Sequence[Any], noises: Sequence[Noise]) -> Trace:
-    """The updates of the reference that `build` makes, from our weights, batches and noise."""
+    """Run the updates of the reference that `build` makes, with our weights, batches and noise."""
     peer = build(config)
     peer.take_over(networks)
     return peer.play(batches, noises)
@@ -57,7 +57,7 @@ def network(inputs: int, outputs: int, norm: float | None = None) -> nn.Sequenti
 
 
 def network_places(name: str, *members: nn.Sequential) -> dict[str, Place]:
-    """The places of our network called `name` in these, LayerNorms included."""
+    """Places of our network `name` in these modules, including LayerNorms."""
     found = places(name, *map(linears, members))
     norms = [[layer for layer in member if isinstance(layer, nn.LayerNorm)] for member in members]
     for i, layers in enumerate(zip(*norms)):
@@ -72,7 +72,7 @@ def optimizer_of(*modules: nn.Module, weight_decay: float = 0.0) -> torch.optim.
 
 
 def minimise(losses: Mapping[torch.optim.Optimizer, Tensor]) -> None:
-    """Step every optimiser with the gradient of its own loss alone."""
+    """Step every optimiser with the gradient of its own loss only."""
     for optimizer, loss in losses.items():
         owned = [p for group in optimizer.param_groups for p in group["params"]]
         for parameter, gradient in zip(owned, torch.autograd.grad(loss, owned, retain_graph=True)):
@@ -88,14 +88,14 @@ def polyak(targets: Sequence[nn.Module], sources: Sequence[nn.Module], tau: floa
 
 
 def held(found: dict[str, Place], update: Callable[[Any, Noise], Losses], *stepped: torch.optim.Optimizer) -> Peer:
-    """The peer; its optimisers step when every loss of an update is formed."""
+    """The peer, whose optimisers step after all losses of an update have been computed."""
     peer = Peer(found, update)
     peer.held.hold(*stepped)
     return peer
 
 
 def bellman(batch: Any, value: Tensor, gamma: float) -> Tensor:
-    """r + gamma V(s'), without V(s') where the episode terminated."""
+    """r + gamma V(s'), without V(s') if the episode terminated."""
     return torch.where(batch.dones == 1.0, batch.rewards, batch.rewards + gamma * value)
 
 
@@ -126,7 +126,8 @@ def stochastic_bc(config: Any) -> Peer:
 
 
 def rlpd(config: Any) -> Peer:
-    """The paper's form: an ensemble with LayerNorm, a target from a random subset, the mean of all in the actor."""
+    """As in the paper: critics with LayerNorm, a target from a random subset, and the mean of all critics in the
+    actor loss."""
     actor, log_alpha = network(OBS, 2 * ACTIONS), nn.Parameter(torch.zeros(()))
     critics, targets = ([network(OBS + ACTIONS, 1, norm=1e-6) for _ in range(config.num_critics)] for _ in range(2))
     critic_steps, actor_steps = optimizer_of(*critics), optimizer_of(actor)
@@ -158,8 +159,8 @@ def rlpd(config: Any) -> Peer:
             losses[alpha_steps] = -log_alpha * (densities.detach().mean() + target_entropy)
         minimise(losses)
         peer.held.later(polyak)(targets, critics, config.tau)
-        told = {"critic_loss": losses[critic_steps].item()}
-        return told | ({"actor_loss": losses[actor_steps].item(), "alpha": alpha.item()} if acts else {})
+        terms = {"critic_loss": losses[critic_steps].item()}
+        return terms | ({"actor_loss": losses[actor_steps].item(), "alpha": alpha.item()} if acts else {})
 
     found = network_places("model.actor.net", actor) | network_places("model.critics.net", *critics)
     found |= network_places("model.target_critics.net", *targets)
@@ -169,7 +170,7 @@ def rlpd(config: Any) -> Peer:
 
 
 def fqe(config: Any, choices: int = 0) -> Peer:
-    """In units of its own, with bounded targets and AdamW; `choices` discrete actions, or action vectors."""
+    """FQE in normalised units, with bounded targets and AdamW; `choices` is the number of discrete actions."""
     online, target = (network(OBS, choices) if choices else network(OBS + ACTIONS, 1) for _ in range(2))
     optimizer = optimizer_of(online, weight_decay=config.weight_decay)
     units = {name: torch.zeros(()) for name in ("offset", "scale", "low", "high")}
@@ -211,7 +212,7 @@ def discrete_bc(_: Any) -> Peer:
 
 
 def discrete_cql(config: Any) -> Peer:
-    """Double DQN with Huber's loss, and the penalty over all actions."""
+    """Double DQN with the Huber loss, and the penalty over all actions."""
     online, target = network(OBS, CHOICES), network(OBS, CHOICES)
     optimizer = optimizer_of(online)
 

@@ -1,10 +1,11 @@
-"""The authors' Cal-QL, written in JAX, in lockstep with ours, in a Python of its own; run by `benchmarks.parity`.
+"""The authors' Cal-QL, written in JAX, in lockstep with ours, in its own Python environment; run by
+`benchmarks.parity`.
 
     python -m benchmarks.parity.cal_ql_lockstep CHECKOUT SETTINGS GIVEN ANSWER
 
-SETTINGS are our learner's as JSON, GIVEN and ANSWER files of arrays (`benchmarks.parity.lockstep`); its versions
-are printed as JSON. The update is the authors' own function. What is ours: the draws, which are the same for all
-losses of an update; a log std without a learned scale and offset; and the start of the multiplier.
+SETTINGS are our learner's settings as JSON; GIVEN and ANSWER are files of arrays (`benchmarks.parity.lockstep`).
+Versions are printed as JSON. The update is the authors' function with three changes: all losses of an update use
+our draws, log std has no learned scale and offset, and the multiplier starts at our value.
 """
 
 import importlib.metadata
@@ -20,13 +21,13 @@ import numpy as np
 import optax
 
 BETA1 = 0.9
-# The scale and offset of log std that the authors learn: as if they were not there.
+# Neutral values for the learned scale and offset of log std.
 FIXED = {"log_std_multiplier_module": {"value": 1.0}, "log_std_offset_module": {"value": 0.0}}
 Arrays = dict[str, Any]
 
 
 def layers(arrays: Arrays, name: str, member: int) -> Arrays:
-    """One member of our network `name`, under flax's names."""
+    """One member of our network `name`, with flax's names."""
     count = sum(key.startswith(f"{name}.hidden.") and key.endswith(".weight") for key in arrays)
     found = {}
     for i in range(count + 1):
@@ -39,7 +40,7 @@ def layers(arrays: Arrays, name: str, member: int) -> Arrays:
 
 
 def named(name: str, members: list[Arrays]) -> Arrays:
-    """The reverse of `layers`, for all members."""
+    """The inverse of `layers`, for all members."""
     found: Arrays = {}
     count = len(members[0])
     for i in range(count):
@@ -102,33 +103,33 @@ def make_agent(arrays: Arrays, settings: Arrays) -> Any:
 
 
 def clip(values: Any, *bounds: Any, a_min: Any = None, a_max: Any = None) -> Any:
-    """`jnp.clip`, also with the names of its bounds that JAX no longer has."""
+    """`jnp.clip` that also accepts the argument names which JAX has removed."""
     low, high = bounds or (a_min, a_max)
     return jnp.minimum(jnp.maximum(values, low), high)
 
 
 def update(agent: Any, batch: Arrays, noise: list[Any], settings: Arrays) -> Arrays:
-    """One update with our draws `[m + n, 2, B, A]` and `[n, B, A]`; its metrics."""
+    """Make one update with our draws `[m + n, 2, B, A]` and `[n, B, A]`; return its metrics."""
     normal, uniform = noise
     count = settings["backup_actions"]
     here, after = (jnp.swapaxes(normal[:, i], 0, 1) for i in range(2))  # [B, m + n, A]
     backup = after[:, :count] if count > 1 else after[:, 0]
     draws = cycle([here[:, 0], backup, here[:, count:], after[:, count:]])
     with (
-        jax.disable_jit(),  # a compiled update would keep the draws of the first
+        jax.disable_jit(),  # a compiled update would reuse the first draws
         patch.object(jax.random, "normal", lambda key, shape=(), dtype=float: next(draws).reshape(shape)),
         patch.object(jax.random, "uniform", lambda *_, **__: jnp.swapaxes(uniform, 0, 1)),
         patch.object(jnp, "clip", clip),
     ):
-        said: Arrays = agent.train(batch, cql_min_q_weight=settings["cql_alpha"], enable_calql=True)
+        metrics: Arrays = agent.train(batch, cql_min_q_weight=settings["cql_alpha"], enable_calql=True)
     state = agent._train_states["policy"]
     learned = state.params["params"]["base_network"]
     agent._train_states["policy"] = state.replace(params=policy(learned))
-    return said
+    return metrics
 
 
 def tensors(trees: Arrays, targets: Arrays | None = None) -> Arrays:
-    """The authors' trees of parameters, or of gradients, under our names."""
+    """The authors' trees of parameters or gradients, with our names."""
     found = named("model.actor.net", [trees["policy"]["params"]["base_network"]])
     for part, trees_of in (("critics", trees), ("target_critics", targets)):
         if trees_of is not None:
@@ -151,7 +152,7 @@ def main(checkout: str, settings_text: str, given: str, answer: str) -> None:
     )
     names = {"obs": "observations", "next_obs": "next_observations"}
     fields = ("obs", "actions", "rewards", "next_obs", "dones", "mc_returns")
-    said: Arrays = {}
+    recorded: Arrays = {}
     i = 0
     while f"batches/{i}/obs" in arrays:
         batch = {names.get(field, field): arrays[f"batches/{i}/{field}"] for field in fields}
@@ -159,14 +160,14 @@ def main(checkout: str, settings_text: str, given: str, answer: str) -> None:
         metrics = update(agent, batch, [arrays[f"noise/{i}/{j}"] for j in range(2)], settings)
         after = {key: state.opt_state[0].mu for key, state in agent._train_states.items()}
         moments = jax.tree_util.tree_map(lambda old, new: (new - BETA1 * old) / (1.0 - BETA1), before, after)
-        said |= {f"gradients/{i}/{name}": value for name, value in tensors(moments).items()}
-        said[f"losses/{i}/critic_loss"] = metrics["qf1_loss"] + metrics["qf2_loss"]
-        said[f"losses/{i}/actor_loss"] = metrics["policy_loss"]
+        recorded |= {f"gradients/{i}/{name}": value for name, value in tensors(moments).items()}
+        recorded[f"losses/{i}/critic_loss"] = metrics["qf1_loss"] + metrics["qf2_loss"]
+        recorded[f"losses/{i}/actor_loss"] = metrics["policy_loss"]
         i += 1
     trees = {key: state.params for key, state in agent._train_states.items()}
     found = tensors(trees, agent._target_qf_params)
-    said |= {f"parameters/{name}": value for name, value in found.items()}
-    out: Arrays = {name: np.asarray(value) for name, value in said.items()}
+    recorded |= {f"parameters/{name}": value for name, value in found.items()}
+    out: Arrays = {name: np.asarray(value) for name, value in recorded.items()}
     np.savez(answer, **out)
     print(json.dumps({package: importlib.metadata.version(package) for package in ("jax", "flax", "optax")}))
 

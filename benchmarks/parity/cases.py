@@ -1,4 +1,4 @@
-"""What is compared: a learner of ours with its settings, the reference, and what was taken out of it."""
+"""The comparisons: our learner with its settings, the reference, and what was removed from the reference."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from rl_training.models import (
 
 
 def fqe_model(num_actions: int = 0) -> MLPFQEModel:
-    """In units of its own, with bounds that some targets are outside of."""
+    """A model in normalised units, with bounds that some targets exceed."""
     model = MLPFQEModel(OBS, ACTIONS, [HIDDEN] * 2, num_actions=num_actions)
     model.set_units(offset=-0.5, scale=2.0, low=-1.5, high=1.0)
     return model
@@ -76,9 +76,9 @@ OFFLINE_STD: dict[str, Any] = {"log_std_bounds": (-5.0, 2.0)}
 
 @dataclass(frozen=True)
 class Case:
-    """One row of the table: our learner with its settings, the reference, and what was taken out of it.
+    """One row of the table: our learner with its settings, the reference, and what was removed from the reference.
 
-    `needs` are the options that say where the reference is; `draw` draws as one update of ours does.
+    `needs` are the command-line options that locate the reference; `draw` makes the random draws of one update.
     """
 
     name: str
@@ -96,7 +96,7 @@ class Case:
     discrete: bool = False
 
     def build(self, **changes: Any) -> Any:
-        """Our learner; the weights and the noise are always the same."""
+        """Build our learner; weights and noise are always the same."""
         torch.manual_seed(0)
         return prepare(getattr(algorithms, self.learner)(model=self.model(), **self.settings | changes))
 

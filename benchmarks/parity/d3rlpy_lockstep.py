@@ -1,14 +1,14 @@
-"""d3rlpy's CRR, AWAC, DiscreteBC and DiscreteCQL in lockstep with ours, in a Python of its own.
+"""d3rlpy's CRR, AWAC, DiscreteBC and DiscreteCQL in lockstep with ours, in its own Python environment.
 
 Run by `benchmarks.parity`:
 
     python -m benchmarks.parity.d3rlpy_lockstep ALGO SETTINGS GIVEN ANSWER
 
-SETTINGS are fields of d3rlpy's configuration as JSON, GIVEN and ANSWER files of arrays
-(`benchmarks.parity.lockstep`); its versions are printed as JSON. The policy of CRR and AWAC there is a Gaussian
-around a squashed mean, but for the target of AWAC's critics, which draws from a squashed Gaussian as SAC's. Here it
-is one of the two throughout, as `policy_distribution` says, given with d3rlpy's own settings, with a log std in
-[-5, 2] from a second head. DiscreteCQL copies its target whole; here it follows by `tau`, given in the same way.
+SETTINGS are fields of d3rlpy's configuration as JSON; GIVEN and ANSWER are files of arrays
+(`benchmarks.parity.lockstep`). Versions are printed as JSON. In d3rlpy, the policy of CRR and AWAC is a Gaussian
+around a squashed mean, except that the target of AWAC's critics samples from a squashed Gaussian, as SAC does. Here
+the policy is the same everywhere, selected by `policy_distribution` in SETTINGS, with a log std in [-5, 2] from a
+second head. d3rlpy's DiscreteCQL copies its target network; here it is updated with `tau`, also in SETTINGS.
 """
 
 import importlib
@@ -48,7 +48,7 @@ Batch = namedtuple("Batch", ("obs", "actions", "rewards", "next_obs", "dones"))
 
 
 def build(algo: str, settings: dict[str, Any]) -> Any:
-    """d3rlpy's implementation object, with one distribution of the policy in all its parts."""
+    """d3rlpy's implementation object, with the same policy distribution in all its parts."""
     distributions = {"tanh": build_squashed_gaussian_distribution, "gaussian": build_gaussian_distribution}
     distribution = distributions[settings.pop("policy_distribution")]
     package = "d3rlpy.algos.qlearning"
@@ -77,7 +77,7 @@ def build(algo: str, settings: dict[str, Any]) -> Any:
 
 
 def build_discrete(algo: str, settings: dict[str, Any]) -> Any:
-    """d3rlpy's implementation object for discrete actions, with a target that follows."""
+    """d3rlpy's implementation object for discrete actions, with Polyak-averaged targets."""
     tau = settings.pop("tau", None)
     if tau is not None:
         module: Any = importlib.import_module("d3rlpy.algos.qlearning.torch.dqn_impl")
@@ -114,9 +114,9 @@ def as_discrete_peer(impl: Any) -> Peer:
         found |= places("model.target.net", linears(modules.targ_q_funcs[0]))
 
     def update(batch: Batch, _: Noise) -> Losses:
-        said = impl.update(mini_batch(batch), 0)
+        metrics = impl.update(mini_batch(batch), 0)
         names = {"loss": loss, "td_loss": "td_loss", "conservative_loss": "conservative_gap"}
-        return {ours: said[theirs] for theirs, ours in names.items() if theirs in said}
+        return {ours: metrics[theirs] for theirs, ours in names.items() if theirs in metrics}
 
     peer = Peer(found, update)
     peer.held.hold(modules.optim.optim)
@@ -128,7 +128,7 @@ def policy_places(name: str, policy: Any) -> dict[str, Place]:
 
 
 def as_peer(impl: Any, scale: float) -> Peer:
-    """`scale` times its actor's loss is ours."""
+    """The peer; our actor loss is `scale` times d3rlpy's."""
     modules = impl.modules
     found = policy_places("model.actor.net", modules.policy)
     for name, ensemble in {"critics": modules.q_funcs, "target_critics": modules.targ_q_funcs}.items():
@@ -139,8 +139,8 @@ def as_peer(impl: Any, scale: float) -> Peer:
     def update(batch: Batch, noise: Noise) -> Losses:
         next_noise, *others = noise[0]
         with normal_draws(next_noise, torch.stack(others)):
-            said = impl.update(mini_batch(batch), 0)
-        return {"critic_loss": said["critic_loss"], "actor_loss": scale * said["actor_loss"]}
+            metrics = impl.update(mini_batch(batch), 0)
+        return {"critic_loss": metrics["critic_loss"], "actor_loss": scale * metrics["actor_loss"]}
 
     peer = Peer(found, update)
     peer.held.hold(modules.critic_optim.optim)
@@ -149,13 +149,13 @@ def as_peer(impl: Any, scale: float) -> Peer:
 
 
 def peer_of(algo: str, settings: dict[str, Any]) -> Peer:
-    """The algorithm with our networks' places, its targets moved only when all losses are formed."""
+    """The algorithm with the places of our networks; its targets are updated after all losses are computed."""
     if algo.startswith("Discrete"):
         peer, movers = as_discrete_peer(build_discrete(algo, settings)), {"dqn_impl": "hard_sync"}
     else:
         impl = build(algo, settings)
         if algo == "AWAC":
-            impl.modules.log_temp._parameter.data.fill_(-torch.inf)  # it would back up the entropy
+            impl.modules.log_temp._parameter.data.fill_(-torch.inf)  # would add the entropy to the target
         peer = as_peer(impl, 1.0 / BATCH if algo == "AWAC" else 1.0)
         movers = {"crr_impl": "soft_sync", "ddpg_impl": "soft_sync"}
     for name, mover in movers.items():
@@ -165,7 +165,7 @@ def peer_of(algo: str, settings: dict[str, Any]) -> Peer:
 
 
 def main(algo: str, settings: str, given: str, answer: str) -> None:
-    said, sys.stdout = sys.stdout, sys.stderr  # what the library prints must not be taken for an answer
+    stdout, sys.stdout = sys.stdout, sys.stderr  # keep output of the library apart from the answer
     with float64(), widened():
         peer = peer_of(algo, json.loads(settings))
         with np.load(given) as arrays:
@@ -174,7 +174,7 @@ def main(algo: str, settings: str, given: str, answer: str) -> None:
         batches = [Batch(*(tensors[f"batches/{i}/{name}"] for name in Batch._fields)) for i in range(UPDATES)]
         noise = [(tensors[f"noise/{i}/0"],) if f"noise/{i}/0" in tensors else () for i in range(UPDATES)]
         save_trace(Path(answer), peer.play(batches, noise))
-    print(json.dumps({"d3rlpy": d3rlpy.__version__, "its torch": torch.__version__}), file=said)
+    print(json.dumps({"d3rlpy": d3rlpy.__version__, "its torch": torch.__version__}), file=stdout)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Two implementations of one update in lockstep and in float64.
+"""Run two implementations of one update in lockstep in float64.
 
-The same weights, batches and noise go in; losses and gradients of every update and the parameters after the last
-come out. Every tensor is named and laid out as in `state_dict()["networks"]` of our learner; a `Place` says where a
-peer keeps it. A peer that steps one optimiser before it forms the next loss is brought to our order of an update by
-`Held`: all losses from the parameters before the update, then the steps, then the targets.
+Both get the same weights, batches and noise. The results are the losses and gradients of every update and the
+parameters after the last one. Tensors are named and laid out as in `state_dict()["networks"]` of our learner; a
+`Place` locates such a tensor in a peer. Some peers step one optimiser before they compute the next loss. `Held`
+brings them into our order: all losses from the parameters before the update, then the optimiser steps, then the
+target updates.
 """
 
 from __future__ import annotations
@@ -21,26 +22,27 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Normal
 
-if TYPE_CHECKING:  # a peer in an environment of its own imports this module without the package
+if TYPE_CHECKING:  # peers in other Python environments import this module without the package
     from rl_training.algorithms.base import Learner
     from rl_training.data.extra_columns import Column
     from rl_training.data.transitions import TransitionBatch
 
 UPDATES, BATCH, OBS, ACTIONS, CHOICES = 20, 16, 3, 2, 4
 SEED = 21
-# Our optimisers keep their rate in float32, where this one is exact.
+# Our optimisers store their learning rate in float32, which represents this one exactly.
 LEARNING_RATE = 2.0**-10
 _BETA1 = 0.9
 
 Tensors = dict[str, Tensor]
 Losses = dict[str, float]
-# What one update draws, in the order in which our learner draws it.
+# Random draws of one update, in the order of our learner.
 Noise = tuple[Tensor, ...]
 
 
 @contextmanager
 def float64() -> Iterator[None]:
-    """New tensors are float64: a different order of the same sums is not mistaken for a different formula."""
+    """Create new tensors in float64, so that a different order of summation is not mistaken for a different
+    formula."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -51,7 +53,7 @@ def float64() -> Iterator[None]:
 
 @contextmanager
 def widened() -> Iterator[None]:
-    """A peer that asks for float32 by name gets float64."""
+    """Make peers that request float32 explicitly use float64."""
     with (
         patch.object(torch, "float32", torch.float64),
         patch.object(torch, "float", torch.float64),
@@ -62,14 +64,14 @@ def widened() -> Iterator[None]:
 
 @contextmanager
 def normal_draws(*draws: Tensor) -> Iterator[None]:
-    """A peer's Gaussians take these draws, one after the other."""
+    """Make a peer's Gaussian samples use these draws in order."""
     left = iter(draws)
     with patch.object(Normal, "rsample", lambda normal, _shape=(): normal.loc + normal.scale * next(left)):
         yield
 
 
 def random_batches(*, discrete: bool = False, extras: tuple[Column, ...] = ()) -> list[TransitionBatch]:
-    """One batch per update, of transitions without meaning; about a third of them end."""
+    """One batch of random transitions per update; about a third of them terminate."""
     from rl_training.data.transitions import TransitionBatch
 
     g = torch.Generator().manual_seed(SEED)
@@ -93,14 +95,14 @@ def random_batches(*, discrete: bool = False, extras: tuple[Column, ...] = ()) -
 
 
 def noises(draw: Callable[[torch.Generator], Noise]) -> list[Noise]:
-    """The draws of every update, from a generator seeded as `prepare` seeds the learner's."""
+    """The draws of every update, from a generator with the learner's seed in `prepare`."""
     g = torch.Generator().manual_seed(SEED)
     return [draw(g) for _ in range(UPDATES)]
 
 
 @dataclass
 class Trace:
-    """What one implementation did; an update that does not step a parameter has no gradient for it."""
+    """Record of one implementation; a parameter that an update does not step has no gradient in it."""
 
     losses: list[Losses] = field(default_factory=list)
     gradients: list[Tensors] = field(default_factory=list)
@@ -109,7 +111,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Distance:
-    """Largest relative differences: of a loss, and of an entry to the largest entry of its tensor."""
+    """Largest relative differences of losses, and of entries relative to the largest entry of their tensor."""
 
     losses: float
     gradients: float
@@ -121,7 +123,7 @@ class Distance:
 
 
 def distance(ours: Trace, theirs: Trace) -> Distance:
-    """Over all updates; ours may report more losses than theirs, but must step the same parameters."""
+    """Largest differences over all updates; ours may report more losses, but must step the same parameters."""
     for mine, other in zip([*ours.gradients, ours.parameters], [*theirs.gradients, theirs.parameters], strict=True):
         if mine.keys() != other.keys():
             raise ValueError(f"only one of the two has {', '.join(sorted(mine.keys() ^ other.keys()))}")
@@ -147,7 +149,7 @@ def _relative(ours: Tensors, theirs: Tensors) -> float:
 
 
 def _largest(values: Sequence[float]) -> float:
-    """NaN if one of them is, unlike Python's `max`."""
+    """Maximum that is NaN if any value is NaN, unlike Python's `max`."""
     return float(torch.tensor(values).max())
 
 
@@ -155,7 +157,7 @@ def _largest(values: Sequence[float]) -> float:
 
 
 def prepare(learner: Learner) -> Any:
-    """Seeded noise, and targets away from what they follow, so that no two networks can be taken for each other."""
+    """Seed the noise, and move targets away from their sources, so that networks cannot be confused."""
     owned = {p.data_ptr() for optimizer in learner.optimizers.values() for p in optimizer.parameters}
     g = torch.Generator().manual_seed(SEED)
     for tensor in learner.state_dict()["networks"].values():
@@ -166,7 +168,7 @@ def prepare(learner: Learner) -> Any:
 
 
 def play(learner: Learner, batches: Sequence[TransitionBatch]) -> Trace:
-    """Our updates; the gradients are read out of Adam's first moments."""
+    """Make our updates; gradients are recovered from Adam's first moments."""
     networks = learner.state_dict()["networks"]
     names = {tensor.data_ptr(): name for name, tensor in networks.items()}
     trace = Trace()
@@ -196,10 +198,10 @@ def _copy(tensors: Mapping[str, Tensor]) -> Tensors:
 
 
 class Place:
-    """Where a peer keeps one tensor of ours: for each member of the ensemble, the pieces of its outputs.
+    """Location of one of our tensors in a peer: for each ensemble member, the pieces of its outputs.
 
-    Our matrices are `[N, in, out]` and our biases `[N, 1, out]`, theirs `[out, in]` and `[out]`; the two heads of a
-    policy of theirs (mean and log std) are the pieces of one of ours.
+    Our matrices are `[N, in, out]` and our biases `[N, 1, out]`; the peer's are `[out, in]` and `[out]`. The two
+    heads of a peer's policy (mean and log std) are the pieces of one of our layers.
     """
 
     def __init__(self, *members: Sequence[Tensor]) -> None:
@@ -221,7 +223,7 @@ class Place:
 
 
 class Same(Place):
-    """A tensor that a peer keeps as we do, but for axes of length one."""
+    """A tensor that a peer stores with our layout, up to axes of length one."""
 
     def __init__(self, tensor: Tensor, shape: tuple[int, ...] | None = None) -> None:
         super().__init__([tensor])
@@ -253,9 +255,9 @@ def places(name: str, *members: Sequence[Layer]) -> dict[str, Place]:
 
 
 class Held:
-    """A peer's optimiser steps and target updates, kept back until its update has formed every loss.
+    """Delays a peer's optimiser steps and target updates until all losses of its update are computed.
 
-    With `wait=False` the steps are taken at once and only their gradients are kept.
+    With `wait=False`, steps are taken immediately and only their gradients are recorded.
     """
 
     def __init__(self, *, wait: bool = True) -> None:
@@ -264,12 +266,12 @@ class Held:
         self._calls: list[Callable[[], Any]] = []
 
     def hold(self, *optimizers: torch.optim.Optimizer, factor: float = 1.0) -> None:
-        """From now on `step` keeps the gradients of the moment, times `factor`, for `release`."""
+        """From now on, `step` stores the current gradients, times `factor`, for `release`."""
         for optimizer in optimizers:
             optimizer.step = partial(self._keep, optimizer, optimizer.step, factor)  # type: ignore[method-assign, assignment]
 
     def later(self, function: Callable[..., Any]) -> Callable[..., None]:
-        """`function`, whose calls wait for `release`."""
+        """Return a version of `function` whose calls are delayed until `release`."""
         return lambda *args, **kwargs: self._calls.append(partial(function, *args, **kwargs))
 
     def _keep(self, optimizer: torch.optim.Optimizer, step: Callable[[], Any], factor: float) -> None:
@@ -279,7 +281,7 @@ class Held:
             step()
 
     def release(self) -> dict[Tensor, Tensor]:
-        """Take every step and make every call, in their order; the gradients that were used."""
+        """Execute all steps and calls in order; return the gradients that were used."""
         used: dict[Tensor, Tensor] = {}
         for step, gradients in self._steps:
             used |= gradients
@@ -295,14 +297,14 @@ class Held:
 
 @dataclass
 class Peer:
-    """A peer's agent: where it keeps our tensors, and one update of it on a batch with our noise."""
+    """A peer's agent: the places of our tensors, and a function that makes one update on a batch with our noise."""
 
     places: dict[str, Place]
     update: Callable[[Any, Noise], Losses]
     held: Held = field(default_factory=Held)
 
     def take_over(self, networks: Mapping[str, Tensor]) -> None:
-        """Give it our weights; nothing may be left without a place."""
+        """Copy our weights to the peer; every tensor must have a place."""
         if networks.keys() != self.places.keys():
             raise ValueError(f"no place for {', '.join(sorted(networks.keys() ^ self.places.keys()))}")
         for name, place in self.places.items():
@@ -317,7 +319,7 @@ class Peer:
         return trace
 
     def gradients(self) -> Tensors:
-        """End the update: the gradients of what it stepped."""
+        """End the update; return the gradients of the parameters that it stepped."""
         used = self.held.release()
         stepped = {n: p for n, p in self.places.items() if all(tensor in used for tensor in p.tensors())}
         return {name: place.read(used.__getitem__) for name, place in stepped.items()}
@@ -326,11 +328,11 @@ class Peer:
         return {name: place.read(Tensor.detach).clone() for name, place in self.places.items()}
 
 
-# A peer in a process of its own gets and returns files of named arrays.
+# Peers in other processes read and write files of named arrays.
 
 
 def save_given(path: Path, networks: Mapping[str, Tensor], batches: Sequence[Any], noises: Sequence[Noise]) -> None:
-    """What the peer starts from: `networks/NAME`, `batches/UPDATE/COLUMN`, `noise/UPDATE/NUMBER`."""
+    """Write the peer's inputs: `networks/NAME`, `batches/UPDATE/COLUMN`, `noise/UPDATE/NUMBER`."""
     arrays = {f"networks/{name}": tensor for name, tensor in networks.items()}
     for i, (batch, noise) in enumerate(zip(batches, noises, strict=True)):
         present = {name: column for name, column in batch._asdict().items() if column is not None}
@@ -341,7 +343,7 @@ def save_given(path: Path, networks: Mapping[str, Tensor], batches: Sequence[Any
 
 
 def load_trace(path: Path) -> Trace:
-    """What the peer did: `losses/UPDATE/NAME`, `gradients/UPDATE/NAME`, `parameters/NAME`."""
+    """Read the peer's results: `losses/UPDATE/NAME`, `gradients/UPDATE/NAME`, `parameters/NAME`."""
     trace = Trace([{} for _ in range(UPDATES)], [{} for _ in range(UPDATES)])
     with np.load(path) as arrays:
         for key in arrays.files:

@@ -1,4 +1,4 @@
-"""How a reference makes the updates of a case: in this process, or in a Python of its own."""
+"""Run the updates of a reference, in this process or in another Python environment."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from benchmarks.report import ROOT
 
 # CORL's ReBRAC normalises layers with flax's default.
 EPSILON = 1e-6
-# What went in: our configuration and weights, a batch and the draws of every update.
+# Inputs: our configuration and weights, and a batch and the draws of every update.
 Inputs = tuple[Any, Tensors, Sequence[Any], Sequence[Noise]]
-# What came out of the reference, and its version.
+# Results of the reference, and its versions.
 Outcome = tuple[Trace, dict[str, str]]
 
 
@@ -33,7 +33,7 @@ def play_corl(file: str, build: Build, options: argparse.Namespace, inputs: Inpu
 
 
 def play_process(python: Path, program: str, words: Sequence[str], inputs: Inputs) -> Outcome:
-    """A reference that runs in a Python of its own."""
+    """Run a reference in another Python environment."""
     _, networks, batches, draws = inputs
     with tempfile.TemporaryDirectory() as folder:
         given, answer = Path(folder) / "given.npz", Path(folder) / "answer.npz"
@@ -49,7 +49,7 @@ def play_process(python: Path, program: str, words: Sequence[str], inputs: Input
 def play_d3rlpy(
     algo: str, names: Mapping[str, str], fixed: Mapping[str, Any], options: argparse.Namespace, inputs: Inputs
 ) -> Outcome:
-    """`names`: what d3rlpy calls our settings."""
+    """Run d3rlpy; `names` maps our settings to d3rlpy's."""
     settings = {theirs: getattr(inputs[0], ours) for ours, theirs in names.items()} | dict(fixed)
     words = [algo, json.dumps(settings)]
     return play_process(options.d3rlpy_python, "benchmarks.parity.d3rlpy_lockstep", words, inputs)

@@ -1,11 +1,11 @@
-"""CORL's ReBRAC, written in JAX, in lockstep with ours, in a Python of its own; run by `benchmarks.parity`.
+"""CORL's ReBRAC, written in JAX, in lockstep with ours, in its own Python environment; run by `benchmarks.parity`.
 
     python -m benchmarks.parity.rebrac_lockstep CHECKOUT SETTINGS GIVEN ANSWER
 
-SETTINGS are our learner's as JSON, GIVEN and ANSWER files of arrays (`benchmarks.parity.lockstep`); its versions
-are printed as JSON. Losses and steps are CORL's own functions. What is ours: the order of an update (all losses
-before any step, then targets towards the new parameters, the actor at the last of `policy_delay` updates), and
-critics that normalise before the ReLU instead of after it.
+SETTINGS are our learner's settings as JSON; GIVEN and ANSWER are files of arrays (`benchmarks.parity.lockstep`).
+Versions are printed as JSON. Losses and steps are CORL's functions. The order of an update is ours: all losses
+before any step, then target updates towards the new parameters, and the actor in the last of `policy_delay`
+updates. The critics normalise before the ReLU, as ours do, instead of after it.
 """
 
 import importlib.metadata
@@ -27,7 +27,7 @@ Arrays = dict[str, Any]
 
 
 def layers(arrays: Arrays, name: str) -> list[Arrays]:
-    """Our network `name` as one dictionary per layer, the head last."""
+    """Our network `name` as one dictionary per layer; the head is last."""
     places = {key.removeprefix(f"{name}.").rpartition(".")[0] for key in arrays if key.startswith(f"{name}.")}
     count = sum(place.startswith("hidden.") for place in places)
     found = []
@@ -42,7 +42,7 @@ def layers(arrays: Arrays, name: str) -> list[Arrays]:
 
 
 def named(name: str, params: list[Arrays]) -> Arrays:
-    """The reverse of `layers`."""
+    """The inverse of `layers`."""
     found: Arrays = {}
     for i, layer in enumerate(params):
         linear = f"{name}.head" if i + 1 == len(params) else f"{name}.hidden.{i}"
@@ -53,7 +53,7 @@ def named(name: str, params: list[Arrays]) -> Arrays:
 
 
 def network(params: list[Arrays], x: Any, epsilon: float) -> Any:
-    """`x [B, in]` through every member: `[N, B, out]`."""
+    """Apply every member to `x [B, in]`; returns `[N, B, out]`."""
     for layer in params[:-1]:
         x = x @ layer["kernel"] + layer["bias"]
         if "scale" in layer:
@@ -91,7 +91,7 @@ def make_states(module: Any, arrays: Arrays, settings: Arrays) -> tuple[Any, Any
 
 
 def gradients(name: str, before: Any, after: Any) -> Arrays:
-    """Of one step, out of Adam's first moments."""
+    """Gradients of one step, from Adam's first moments."""
     moments = jax.tree_util.tree_map(
         lambda old, new: (new - BETA1 * old) / (1.0 - BETA1), before.opt_state[0].mu, after.opt_state[0].mu
     )
@@ -106,9 +106,9 @@ def main(checkout: str, settings_text: str, given: str, answer: str) -> None:
         arrays = {name: jnp.asarray(file[name]) for name in file.files}
     networks = {key.removeprefix("networks/"): a for key, a in arrays.items() if key.startswith("networks/")}
     actor, critic = make_states(module, networks, settings)
-    key = jax.random.PRNGKey(0)  # what it draws only enters a metric
+    key = jax.random.PRNGKey(0)  # its draws only affect a metric
     tau, smoothing = settings["tau"], (settings["target_policy_noise"], settings["target_noise_clip"])
-    said: Arrays = {}
+    recorded: Arrays = {}
     i = 0
     while f"batches/{i}/obs" in arrays:
         names = {"obs": "states", "next_obs": "next_states"}
@@ -120,7 +120,7 @@ def main(checkout: str, settings_text: str, given: str, answer: str) -> None:
                 key, actor, critic, batch, settings["gamma"], settings["critic_bc_coef"], tau, *smoothing, metrics
             )
         found = gradients("model.critics.net", critic, new_critic)
-        said[f"losses/{i}/critic_loss"] = metrics.accumulators["critic_loss"][0][0]
+        recorded[f"losses/{i}/critic_loss"] = metrics.accumulators["critic_loss"][0][0]
         new_actor = actor
         if (i + 1) % settings["policy_delay"] == 0:
             metrics = module.Metrics.create(["actor_loss", "bc_mse_policy", "bc_mse_random", "action_mse"])
@@ -128,18 +128,18 @@ def main(checkout: str, settings_text: str, given: str, answer: str) -> None:
                 key, actor, critic, batch, settings["actor_bc_coef"], tau, True, metrics
             )
             found |= gradients("model.actor.net", actor, new_actor)
-            said[f"losses/{i}/actor_loss"] = metrics.accumulators["actor_loss"][0][0]
+            recorded[f"losses/{i}/actor_loss"] = metrics.accumulators["actor_loss"][0][0]
             follow = optax.incremental_update
             new_actor = new_actor.replace(target_params=follow(new_actor.params, actor.target_params, tau))
             new_critic = new_critic.replace(target_params=follow(new_critic.params, critic.target_params, tau))
-        said |= {f"gradients/{i}/{name}": value for name, value in found.items()}
+        recorded |= {f"gradients/{i}/{name}": value for name, value in found.items()}
         actor, critic = new_actor, new_critic
         i += 1
     parts = {"actor": actor.params, "target_actor": actor.target_params}
     parts |= {"critics": critic.params, "target_critics": critic.target_params}
     for part, params in parts.items():
-        said |= {f"parameters/{name}": value for name, value in named(f"model.{part}.net", params).items()}
-    out: Arrays = {name: np.asarray(value) for name, value in said.items()}
+        recorded |= {f"parameters/{name}": value for name, value in named(f"model.{part}.net", params).items()}
+    out: Arrays = {name: np.asarray(value) for name, value in recorded.items()}
     np.savez(answer, **out)
     print(json.dumps({package: importlib.metadata.version(package) for package in ("jax", "flax", "optax")}))
 

@@ -1,8 +1,8 @@
-"""Reference implementations in torch, imported from a checkout that is given: each one's agent as a `Peer`.
+"""Reference implementations in torch, imported from a given checkout, as `Peer`s.
 
-REDQ is the authors' code (github.com/watchernyu/REDQ); BC, EDAC, IQL, CQL, AWAC and TD3+BC are CORL's, one file
-each (github.com/tinkoff-ai/CORL). Nothing of theirs is kept here. Every agent is built from our learner's
-configuration; modules that the references import and an update does not need are stood in for.
+REDQ is the authors' code (github.com/watchernyu/REDQ). BC, EDAC, IQL, CQL, AWAC and TD3+BC are CORL's, one file
+each (github.com/tinkoff-ai/CORL). No reference code is stored here. Every agent is built from our learner's
+configuration. Modules that a reference imports but does not need for an update are replaced by stand-ins.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from benchmarks.parity.lockstep import (
 )
 from benchmarks.peers.checkouts import load_corl
 
-# Hidden units where the reference lets us choose; CORL's CQL and TD3+BC are fixed.
+# Hidden units, if the reference can change them; those of CORL's CQL and TD3+BC are fixed.
 HIDDEN, CORL_HIDDEN = 32, 256
 
 
@@ -55,7 +55,7 @@ def play_corl(
     batches: Sequence[Any],
     noises: Sequence[Noise],
 ) -> Trace:
-    """One of CORL's files: `build` makes its agent from the module and our configuration."""
+    """Run one of CORL's files; `build` makes its agent from the module and our configuration."""
     module = load_corl(checkout, file)
     with widened():
         peer = build(module, config)
@@ -69,7 +69,7 @@ def adam(*modules: nn.Module, learning_rate: float = LEARNING_RATE) -> torch.opt
 
 
 def columns(batch: Any) -> list[Tensor]:
-    """A batch as CORL passes it: rewards and ends are columns."""
+    """A batch in CORL's layout, with rewards and terminations as columns."""
     return [batch.obs, batch.actions, batch.rewards[:, None], batch.next_obs, batch.dones[:, None]]
 
 
@@ -84,8 +84,8 @@ def bc(module: ModuleType, _: Any) -> Peer:
     agent = module.BC(1.0, actor, adam(actor))
 
     def update(batch: Any, _: Noise) -> Losses:
-        said: Losses = agent.train(columns(batch))
-        return said
+        metrics: Losses = agent.train(columns(batch))
+        return metrics
 
     peer = Peer(places("model.actor.net", linears(actor)), update)
     peer.held.hold(agent.actor_optimizer)
@@ -93,7 +93,7 @@ def bc(module: ModuleType, _: Any) -> Peer:
 
 
 def edac(module: ModuleType, config: Any) -> Peer:
-    """Without the 1e-6 in its log-density; temperature and actor share one draw."""
+    """Without the 1e-6 in its log-density; temperature and actor use the same draw."""
     actor = module.Actor(OBS, ACTIONS, HIDDEN)
     critic = module.VectorizedCritic(OBS, ACTIONS, HIDDEN, config.num_critics)
     agent = module.EDAC(
@@ -111,13 +111,13 @@ def edac(module: ModuleType, config: Any) -> Peer:
     def update(batch: Any, noise: Noise) -> Losses:
         next_noise, here = noise[0]
         with normal_draws(here, here, next_noise), patch.object(torch, "log", lambda x: log(x - 1e-6)):
-            said = agent.update(columns(batch))
-        return {name: said[name] for name in ("critic_loss", "actor_loss", "alpha")}
+            metrics = agent.update(columns(batch))
+        return {name: metrics[name] for name in ("critic_loss", "actor_loss", "alpha")}
 
     found = places("model.actor.net", [*linears(actor.trunk), (actor.mu, actor.log_sigma)])
     found["temperature.log_alpha"] = Same(agent.log_alpha, ())
     for name, ensemble in {"critics": agent.critic, "target_critics": agent.target_critic}.items():
-        *hidden, head = ensemble.critic[::2]  # layers that keep an ensemble as ours do
+        *hidden, head = ensemble.critic[::2]  # its layers store an ensemble as ours do
         for place, layer in ({f"hidden.{i}": layer for i, layer in enumerate(hidden)} | {"head": head}).items():
             found[f"model.{name}.net.{place}.weight"] = Same(layer.weight)
             found[f"model.{name}.net.{place}.bias"] = Same(layer.bias)
@@ -127,7 +127,8 @@ def edac(module: ModuleType, config: Any) -> Peer:
 
 
 def iql(module: ModuleType, config: Any) -> Peer:
-    """At a constant rate; its critics' loss is the mean over both, ours the sum, so its gradients are doubled."""
+    """With a constant learning rate. Its critic loss is the mean over both critics, ours the sum, so its gradients
+    are doubled."""
     vars(module)["EXP_ADV_MAX"] = config.max_weight
     sizes = {"hidden_dim": HIDDEN, "n_hidden": 2}
     critics = module.TwinQ(OBS, ACTIONS, **sizes)
@@ -149,11 +150,11 @@ def iql(module: ModuleType, config: Any) -> Peer:
     agent.actor_lr_schedule = MagicMock()
 
     def update(batch: Any, _: Noise) -> Losses:
-        said = agent.train(columns(batch))
+        metrics = agent.train(columns(batch))
         return {
-            "critic_loss": 2.0 * said["q_loss"],
-            "value_loss": said["value_loss"],
-            "actor_loss": said["actor_loss"],
+            "critic_loss": 2.0 * metrics["q_loss"],
+            "value_loss": metrics["value_loss"],
+            "actor_loss": metrics["actor_loss"],
         }
 
     peer = Peer(
@@ -169,9 +170,9 @@ def iql(module: ModuleType, config: Any) -> Peer:
 
 
 def cql(module: ModuleType, config: Any) -> Peer:
-    """With the scale and shift that it learns for log std fixed at 1 and 0, and no cloning phase.
+    """With the learned scale and shift of log std fixed at 1 and 0, and without a cloning phase.
 
-    Its threshold bounds the gap itself, ours the gap times `cql_alpha`; its multiplier starts as ours does.
+    Its threshold bounds the gap itself, ours the gap times `cql_alpha`; its multiplier starts at our value.
     """
     critics = [module.FullyConnectedQFunction(OBS, ACTIONS, n_hidden_layers=3) for _ in range(2)]
     actor = module.TanhGaussianPolicy(OBS, ACTIONS, 1.0, log_std_multiplier=1.0, log_std_offset=0.0)
@@ -204,12 +205,12 @@ def cql(module: ModuleType, config: Any) -> Peer:
             normal_draws(*draws),
             patch.object(Tensor, "uniform_", lambda *_: uniform.transpose(0, 1)),
         ):
-            said = agent.train(columns(batch))
+            metrics = agent.train(columns(batch))
         parts = ("qf1_loss", "qf2_loss", "cql_min_qf1_loss", "cql_min_qf2_loss")
         return {
-            "critic_loss": sum(said[part] for part in parts),
-            "actor_loss": said["policy_loss"],
-            "alpha": said["alpha"],
+            "critic_loss": sum(metrics[part] for part in parts),
+            "actor_loss": metrics["policy_loss"],
+            "alpha": metrics["alpha"],
         }
 
     found = places("model.actor.net", linears(actor.base_network))
@@ -225,7 +226,7 @@ def cql(module: ModuleType, config: Any) -> Peer:
 
 
 class TanhGaussian(nn.Module):
-    """Our family of policies, written with torch's distributions, behind the interface of CORL's actor."""
+    """Our policy distribution, written with torch's distributions, with the interface of CORL's actor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -245,7 +246,7 @@ class TanhGaussian(nn.Module):
 
 
 def awac(module: ModuleType, config: Any) -> Peer:
-    """With our policy in place of its own: a Gaussian with one std for all states, whose mean is not squashed."""
+    """With our policy instead of CORL's, a Gaussian with a state-independent std and an unsquashed mean."""
     actor = TanhGaussian()
     critics = [module.Critic(OBS, ACTIONS, HIDDEN) for _ in range(2)]
     agent = module.AdvantageWeightedActorCritic(
@@ -263,8 +264,8 @@ def awac(module: ModuleType, config: Any) -> Peer:
 
     def update(batch: Any, noise: Noise) -> Losses:
         with normal_draws(*noise[0]):
-            said: Losses = agent.update(columns(batch))
-        return said
+            metrics: Losses = agent.update(columns(batch))
+        return metrics
 
     found = places("model.actor.net", linears(actor)) | twins(
         critics, [agent._target_critic_1, agent._target_critic_2]
@@ -295,8 +296,8 @@ def td3_bc(module: ModuleType, config: Any) -> Peer:
 
     def update(batch: Any, noise: Noise) -> Losses:
         with patch.object(torch, "randn_like", lambda _: noise[0]):
-            said: Losses = agent.train(columns(batch))
-        return said
+            metrics: Losses = agent.train(columns(batch))
+        return metrics
 
     found = places("model.actor.net", linears(actor)) | places(
         "model.target_actor.net", linears(agent.actor_target)
@@ -307,7 +308,7 @@ def td3_bc(module: ModuleType, config: Any) -> Peer:
 
 
 def redq(checkout: Path, config: Any) -> tuple[Any, Peer]:
-    """The authors' agent with a learned alpha, set to make 20 updates at the next call of `train`."""
+    """The authors' agent with a learned alpha, configured to make 20 updates in the next call of `train`."""
     with patch.object(sys, "path", [str(checkout), *sys.path]):
         module = importlib.import_module("redq.algos.redq_sac")
     agent = module.REDQSACAgent(
@@ -334,7 +335,7 @@ def redq(checkout: Path, config: Any) -> tuple[Any, Peer]:
     found = places("model.actor.net", [*policy.hidden_layers, (policy.last_fc_layer, policy.last_fc_log_std)])
     found |= twins(agent.q_net_list, agent.q_target_net_list)
     found["temperature.log_alpha"] = Same(agent.log_alpha, ())
-    peer = Peer(found, lambda *_: {}, Held(wait=False))  # its order of an update is ours
+    peer = Peer(found, lambda *_: {}, Held(wait=False))  # it has the same order of an update as ours
     peer.held.hold(agent.alpha_optim, agent.policy_optimizer, *agent.q_optimizer_list)
     return agent, peer
 
@@ -342,9 +343,9 @@ def redq(checkout: Path, config: Any) -> tuple[Any, Peer]:
 def play_redq(
     checkout: Path, config: Any, networks: Tensors, batches: Sequence[Any], noises: Sequence[Noise]
 ) -> Trace:
-    """All updates are one call of `train`: one has ended where the next batch is taken.
+    """All updates are one call of `train`; an update ends when the next batch is requested.
 
-    Its losses are what `backward` is called on. Without the 1e-6 in its log-density.
+    Its losses are the arguments of `backward`. The 1e-6 in its log-density is removed.
     """
     agent, peer = redq(checkout, config)
     peer.take_over(networks)

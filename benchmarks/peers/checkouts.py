@@ -1,4 +1,4 @@
-"""Single files of a reference's checkout as modules; imports neither torch nor this package."""
+"""Import single files of a reference's checkout as modules; imports neither torch nor this package."""
 
 import importlib.util
 import subprocess
@@ -9,13 +9,13 @@ from types import ModuleType
 from typing import Any
 from unittest.mock import MagicMock, patch
 
-# What CORL's files import and an update does not need.
+# Modules that CORL's files import but updates do not need.
 _NOT_NEEDED = ("d4rl", "gym", "pyrallis", "wandb", "tqdm", "tqdm.auto")
 
 
 def load_corl(checkout: Path, name: str, stand_ins: Mapping[str, Any] | None = None) -> ModuleType:
-    """`algorithms/offline/NAME.py`, with stand-ins for what it does not need here; `stand_ins` where any will not
-    do."""
+    """Import `algorithms/offline/NAME.py`, with stand-ins for modules it does not need here; `stand_ins` replaces
+    the default ones."""
     path = checkout / "algorithms" / "offline" / f"{name}.py"
     spec = importlib.util.spec_from_file_location(f"corl_{name}", path)
     if not path.is_file() or spec is None or spec.loader is None:
@@ -28,9 +28,9 @@ def load_corl(checkout: Path, name: str, stand_ins: Mapping[str, Any] | None = N
 
 
 def commit_of(checkout: Path) -> str:
-    """The commit of a checkout: what git says, or else the file COMMIT in it, written by who copied it."""
+    """Commit of a checkout, from git or else from a file COMMIT in the checkout."""
     if (checkout / ".git").exists():
         asked = ["git", "-C", str(checkout), "describe", "--always", "--dirty"]
         return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
-    said = checkout / "COMMIT"
-    return said.read_text(encoding="utf-8").strip()[:12] if said.is_file() else "unknown"
+    file = checkout / "COMMIT"
+    return file.read_text(encoding="utf-8").strip()[:12] if file.is_file() else "unknown"

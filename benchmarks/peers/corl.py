@@ -1,11 +1,12 @@
-"""CORL's offline algorithms (github.com/tinkoff-ai/CORL) inside their own loops; run by `benchmarks.peers.loops`.
+"""CORL's offline algorithms (github.com/tinkoff-ai/CORL) in their own training loops; run by
+`benchmarks.peers.loops`.
 
     {"checkout", "file", "settings", "data", "batch", "device", "threads"}
 
-`train(config)` of the file runs as it stands on CORL's own replay buffer: sampling, the update, and the call that
-would log it. It never reaches its evaluation; instead the actors of the files in `TRAINERS` act on the observations
-of an order, normalised as CORL would in its environment. `corl_jax` runs ReBRAC, which is written in JAX, and
-imports this module in a Python without torch.
+`train(config)` of the file runs unchanged on CORL's own replay buffer: sampling, the update, and the call that
+would log it. Its evaluation is never reached. Instead, the actors of the files in `TRAINERS` act on the
+observations of an order, normalised as CORL would normalise them. `corl_jax` runs ReBRAC, which is written in JAX,
+and imports this module in a Python without torch.
 """
 
 from pathlib import Path
@@ -18,9 +19,9 @@ from benchmarks.peers.checkouts import load_corl
 from benchmarks.peers.protocol import Ended, Order, Rows, Turns, environment
 
 _NEVER = 10**9
-# How each file names what keeps it from evaluating.
+# Setting of each file that prevents evaluations.
 _WITHOUT_EVALUATION = {"eval_freq": _NEVER, "eval_frequency": _NEVER, "num_updates_on_epoch": _NEVER}
-# What each file calls the class that holds its actor.
+# Name of the class with the actor in each file.
 TRAINERS = {"td3_bc": "TD3_BC", "iql": "ImplicitQLearning"}
 
 
@@ -29,7 +30,7 @@ def nothing(*_: Any, **__: Any) -> None:
 
 
 def stand_ins(rows: dict[str, Any]) -> dict[str, Any]:
-    """For what the files import and an update does not need; none costs time in the loop."""
+    """Stand-ins for modules that the files import but updates do not need; they cost no time in the loop."""
     env = environment(rows["observations"].shape[1], rows["actions"].shape[1], seed=nothing)
     return {
         "gym": SimpleNamespace(make=lambda _: env, Env=object),
@@ -41,7 +42,7 @@ def stand_ins(rows: dict[str, Any]) -> dict[str, Any]:
 
 
 def configuration(module: Any, order: Order, rows: int) -> Any:
-    """The settings of the file, with the device, the number of rows and those of the order."""
+    """Settings of the file, with the device, the number of rows and the settings of the order."""
     wanted = {
         "device": order["device"],
         "batch_size": order["batch"],
@@ -58,7 +59,7 @@ def configuration(module: Any, order: Order, rows: int) -> Any:
 
 
 def hold(module: Any, turns: Turns) -> None:
-    """Every batch asked for is an update made."""
+    """Count every requested batch as an update."""
 
     class Held(module.ReplayBuffer):  # type: ignore[misc]
         def sample(self, batch_size: int) -> Any:
@@ -69,7 +70,7 @@ def hold(module: Any, turns: Turns) -> None:
 
 
 class Player:
-    """The actor of the trainer that the file makes, and what it takes from observations and divides them by."""
+    """Actor of the trainer that the file creates, with the mean and scale of its observations."""
 
     def __init__(self, module: Any, file: str) -> None:
         self.trainer: Any = None
@@ -94,7 +95,7 @@ class Player:
         setattr(module, name, Kept)
 
     def act(self, observations: Rows) -> Rows:
-        """As the file evaluates: one state at a time, the actor not in training."""
+        """Act as in the file's evaluation: one state at a time, with the actor in eval mode."""
         if self.trainer is None:
             raise SystemExit(f"only the actors of {', '.join(TRAINERS)} act here")
         actor, device = self.trainer.actor, self.trainer.device
@@ -127,7 +128,7 @@ def main() -> None:
     turns.begin({"versions": {"torch": torch.__version__}, "period": None}, wait, before=1, act=player.act)
     try:
         module.train(configuration(module, order, len(rows["rewards"])))
-        turns.made(1)  # after its last update it asks for no other batch
+        turns.made(1)  # it requests no batch after its last update
     except Ended:
         return
 

@@ -1,10 +1,11 @@
-"""CORL's ReBRAC, written in JAX, inside its own loop; run by `benchmarks.peers.loops` in a Python with jax, flax,
-optax and chex.
+"""CORL's ReBRAC, written in JAX, in its own training loop.
+
+Run by `benchmarks.peers.loops` in a Python with jax, flax, optax and chex.
 
     {"checkout", "file", "settings", "data", "batch", "device", "threads"}
 
-`main(config)` of the file runs as it stands on the rows of the order, which include next actions, instead of
-D4RL's. After each epoch of updates it is paused instead of evaluating.
+`main(config)` of the file runs unchanged on the rows of the order, which include next actions, instead of D4RL's.
+It is paused after each epoch of updates, where it would evaluate.
 """
 
 from pathlib import Path
@@ -29,7 +30,7 @@ class Player(corl.Player):
         module.evaluate = self._pause
 
     def _pause(self, env: Any, params: Any, action_fn: Any, *_: Any, **__: Any) -> Any:
-        """Replaces the evaluation of the file; returns the returns of no episodes."""
+        """Replaces the evaluation of the file; returns an empty list of returns."""
         self.params, self.action_fn = params, action_fn
         self.turns.made(self.epoch)
         return np.zeros(1)

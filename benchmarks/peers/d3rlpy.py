@@ -1,11 +1,11 @@
-"""d3rlpy: `update()` on its own data set, its policies, and its FQE, in a Python of its own.
+"""d3rlpy: `update()` on its own data set, its policies, and its FQE, in its own Python environment.
 
     {"algo", "data", "hidden", "batch", "device", "seed", "normalize", "settings", "threads", "discrete", "fresh"}
-    {"policies", "data", "updates", "gamma", "seed", "threads"}      FQE with its defaults, answered by the values
+    {"policies", "data", "updates", "gamma", "seed", "threads"}      FQE with its defaults; answers with the values
 
-Actions in the data are in [-1, 1] already, or integers if they are discrete. With `fresh` each update draws its
-rows, else they were drawn beforehand, because drawing would take much of its time. A policy for FQE is a file of
-weights `w0 b0 w1 b1 …`: the tanh of a ReLU network.
+Actions in the data are already in [-1, 1], or integers if they are discrete. With `fresh`, each update samples its
+rows; otherwise rows are sampled beforehand, because sampling would take much of the time. A policy for FQE is a
+file of weights `w0 b0 w1 b1 …` of a ReLU network with a final tanh.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ COLUMNS = ("observations", "actions", "rewards", "terminals", "timeouts")
 class D3rlpyLearner(Evaluated, Process):
     """One algorithm on the rows of a file; also a policy for this package's evaluator.
 
-    `discrete` is the number of discrete actions, 0 for continuous ones.
+    `discrete` is the number of discrete actions, or 0 for continuous actions.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class D3rlpyLearner(Evaluated, Process):
 
 
 def write_rows(path: Path, columns: Any, timeouts: Any) -> Path:
-    """A file of the columns of a batch; `timeouts` are ends of episodes that are not terminal."""
+    """Write the columns of a batch to a file; `timeouts` are truncated episode ends."""
     np.savez(
         path,
         observations=columns.obs.numpy(),
@@ -81,7 +81,7 @@ def estimate(python: str, order: Order) -> Order:
 
 
 def seed_all(seed: int) -> None:
-    """d3rlpy draws from the global generators."""
+    """Seed the global generators, which d3rlpy samples from."""
     for function in (random.seed, np.random.seed, torch.manual_seed):
         function(seed)
 
@@ -137,7 +137,7 @@ class Learner:
 
 
 class Weights(torch.nn.Module):
-    """A policy by its weights, `[in, out]` each."""
+    """A policy given by its weights, `[in, out]` each."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class Weights(torch.nn.Module):
 
 
 def value_of(policy: Weights, dataset: Any, first: Any, order: Order) -> float:
-    """The mean of Q over first states."""
+    """Mean Q over initial states."""
     import d3rlpy
 
     seed_all(order["seed"])

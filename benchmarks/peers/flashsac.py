@@ -2,10 +2,10 @@
 
     {"checkout", "settings", "data", "batch", "device", "threads", "tf32"}
 
-is the order of `benchmarks.peers.loops` for updates. The agent has the settings of the checkout's
-`configs/agent/flashSAC.yaml`, replaced by those of the order, and its own buffer on the device. Hydra and JAX,
-which an agent does not need, are not imported. Whole runs (`benchmarks.peers.learn`) call the agent as the authors'
-`train.py` does, with one environment.
+This is the order of `benchmarks.peers.loops` for updates. The agent has the settings of the checkout's
+`configs/agent/flashSAC.yaml`, overridden by those of the order, and its own buffer on the device. Hydra and JAX,
+which the agent does not need, are not imported. Whole runs (`benchmarks.peers.learn`) call the agent as the
+authors' `train.py` does, with one environment.
 """
 
 import importlib
@@ -25,7 +25,7 @@ from benchmarks.speed.timing import wait
 from rl_training.experiment.strict_yaml import parse_yaml
 
 CONFIG = Path("configs") / "agent" / "flashSAC.yaml"
-# What the file computes from the settings of a run: of a million steps with an update each, as its scripts have it.
+# Values that the file computes from the run's settings: one million steps with one update each, as in its scripts.
 _OF_THE_RUN = {
     "seed": 0, "learning_rate_warmup_step": 1, "learning_rate_decay_step": 1_000_000, "critic_min_v": -5.0,
     "critic_max_v": 5.0, "gamma": 0.99, "n_step": 1, "normalized_G_max": 5.0,
@@ -33,7 +33,7 @@ _OF_THE_RUN = {
 
 
 def load_agent(checkout: Path) -> Any:
-    """The module of the agent, with stand-ins for what it imports and does not use."""
+    """Import the module of the agent, with stand-ins for imports it does not use."""
     arrays = SimpleNamespace(ndarray=np.ndarray)
     unused: dict[str, Any] = {"omegaconf": SimpleNamespace(OmegaConf=None), "jax.numpy": arrays}
     unused["jax"] = SimpleNamespace(numpy=arrays)
@@ -47,7 +47,7 @@ def load_agent(checkout: Path) -> Any:
 
 
 def make_agent(checkout: Path, device: str, obs_dim: int, action_dim: int, **changes: Any) -> Any:
-    """An agent with the settings of the checkout's file, replaced by `changes`, and its buffer on the device."""
+    """An agent with the settings of the checkout's file, overridden by `changes`, and its buffer on the device."""
     module = load_agent(checkout)
     settings = parse_yaml((checkout / CONFIG).read_text(encoding="utf-8"), str(CONFIG)).value
     settings = {name: value for name, value in settings.items() if name != "agent_type"} | _OF_THE_RUN
@@ -85,7 +85,7 @@ class FlashSACPolicy(Evaluated):
 
 
 def train_agent(agent: Any, env: Any, seed: int, steps: int) -> Iterator[int]:
-    """Train in one environment with actions in [-1, 1]; yields the number of steps after each."""
+    """Train in one environment with actions in [-1, 1]; yields the number of steps after each step."""
     obs, _ = env.reset(seed=seed)
     env.action_space.seed(seed)
     for step in range(1, steps + 1):

@@ -5,8 +5,8 @@ installed.
 
     {"checkout", "settings", "data", "batch", "device", "threads", "tf32"}
 
-The agent has the settings of its file, replaced by those of the order. As in the authors' `main.py`, a minibatch is
-drawn on the host.
+The agent has the settings of its file, overridden by those of the order. Minibatches are sampled on the host, as in
+the authors' `main.py`.
 """
 
 import importlib.util
@@ -23,7 +23,7 @@ from benchmarks.peers.unifloral import distrax_or_stand_in, prepare, versions, w
 
 
 def load_agent(checkout: Path) -> Any:
-    """The module of the agent; a dictionary has all that it uses of `ml_collections`."""
+    """Import the module of the agent; a dictionary replaces `ml_collections`."""
     path = checkout / "agents" / "fql.py"
     spec = importlib.util.spec_from_file_location("fql_agent", path)
     if not path.is_file() or spec is None or spec.loader is None:
@@ -37,7 +37,7 @@ def load_agent(checkout: Path) -> Any:
 
 
 def make_agent(order: Order) -> tuple[Any, Any]:
-    """The agent of an order, and its data set."""
+    """The agent and the data set of an order."""
     module = load_agent(Path(order["checkout"]))
     from utils.datasets import Dataset  # of the checkout
 

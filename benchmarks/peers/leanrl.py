@@ -1,11 +1,12 @@
-"""LeanRL's TD3 and SAC (github.com/meta-pytorch/LeanRL): scripts of a checkout, with a configuration's settings.
+"""LeanRL's TD3 and SAC (github.com/meta-pytorch/LeanRL): scripts of a checkout, run with the settings of a
+configuration.
 
     {"checkout", "script", "arguments", "threads"}
 
-The script runs as it stands; `arguments` replace those of its command line. The answer has the last speed that it
-logged, the seconds it took without its imports, and versions. Its Python needs tensordict and torchrl; tyro and
-wandb are replaced. The scripts were written for earlier versions of Gymnasium, whose name of the last observation
-of an episode is added, and of tensordict, which ignored outputs that have no key.
+The script runs unchanged; `arguments` are those of its command line. The answer contains the last speed it logged,
+its seconds without imports, and versions. Its Python needs tensordict and torchrl; tyro and wandb are replaced. The
+scripts were written for an earlier Gymnasium, which had another key for final observations, and an earlier
+tensordict, which ignored outputs without a key. Both behaviours are restored.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import torch
 
 from benchmarks.peers.protocol import Order, Orders, Process
 
-if TYPE_CHECKING:  # the script's Python need not have this package
+if TYPE_CHECKING:  # the script's Python may not have this package
     from rl_training.experiment.config import TrainConfig
 
 SCRIPTS = {name: Path("leanrl") / f"{name}_continuous_action_torchcompile.py" for name in ("td3", "sac")}
@@ -40,7 +41,7 @@ _FIXED_OF_SAC = {"alpha": "auto", "target_entropy": None}
 
 
 def how(algo: str) -> str:
-    """Printed under the table."""
+    """Text printed under the table."""
     return (
         f"its script `{SCRIPTS[algo].name}` as it stands, with CUDA graphs on a GPU, without logging, with what "
         "earlier versions of Gymnasium and tensordict returned; its steps/s are those that it reports, counted "
@@ -49,7 +50,7 @@ def how(algo: str) -> str:
 
 
 def arguments(config: TrainConfig, *, settle: int, compile: bool = False) -> dict[str, Any]:
-    """Arguments of the command line for a configuration; what a script has no argument for must equal its own."""
+    """Command-line arguments for a configuration; settings without an argument must equal those of the script."""
     from rl_training.experiment.registry import resolve
     from rl_training.runs.building import choose_device
 
@@ -90,7 +91,7 @@ def _of_sac(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def run(checkout: Path, algo: str, given: dict[str, Any], python: str | None = None) -> Order:
-    """One run: its speed, the seconds it took, versions."""
+    """Run once; return speed, seconds and versions."""
     if not (checkout / SCRIPTS[algo]).is_file():
         raise SystemExit(f"no {checkout / SCRIPTS[algo]}: is {checkout} a checkout of LeanRL?")
     script, threads = str(SCRIPTS[algo]), torch.get_num_threads()
@@ -109,7 +110,7 @@ def with_final_observations(kind: Any) -> Any:
     class WithFinalObservations(kind):  # type: ignore[misc]
         def step(self, actions: Any) -> Any:
             obs, rewards, terminated, truncated, infos = super().step(actions)
-            if truncated.any():  # the reset follows with the next step, so this is still the last observation
+            if truncated.any():  # the environment resets in the next step, so this is still the final observation
                 infos["final_observation"] = obs
             return obs, rewards, terminated, truncated, infos
 
@@ -117,7 +118,7 @@ def with_final_observations(kind: Any) -> Any:
 
 
 def without_other_outputs(kind: Any) -> Any:
-    """`TensorDictModule` of a function that may return more values than `out_keys` has names."""
+    """`TensorDictModule` for a function that may return more values than there are `out_keys`."""
 
     def make(function: Any, in_keys: list[str], out_keys: list[str]) -> Any:
         def named(*inputs: Any) -> Any:

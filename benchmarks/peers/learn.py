@@ -1,4 +1,4 @@
-"""Peers trained with the settings, data and seeds of a study, and evaluated on the same episodes as its policies.
+"""Train peers with the settings, data and seeds of a study, and evaluate them on the same episodes as its policies.
 
     python -m benchmarks.peers.learn sb3 benchmarks/studies/sac-halfcheetah.yaml [--seeds 0 1] [--minutes 60]
     python -m benchmarks.peers.learn d3rlpy STUDY --data DIR --python PYTHON [--algo crr awac iql]
@@ -6,13 +6,16 @@
     python -m benchmarks.peers.learn corl STUDY --data DIR --checkout DIR --algo rebrac --python PYTHON
     python -m benchmarks.peers.learn flashsac STUDY --checkout DIR [--env HalfCheetah-v4]
 
-A peer has the networks, batch size, observations and number of updates of each configuration of the study that its
-library has the algorithm of; the rest are its own defaults, or what CORL published for the data set. If CORL has no
-penalty weights of ReBRAC for the data set, they are the configuration's. Stable-Baselines3 also gets the other
-settings of SAC and TD3. FlashSAC's own agent has the settings of its file, with our networks, batch size, buffer
-and start; it is compiled on a GPU, unless `--eager` is given. `--python` is a Python with d3rlpy, or for ReBRAC
-with jax, flax, optax and chex. Results are kept in `benchmarks/results/peers.json` and shown with the study's
-(`python -m benchmarks.evidence render`). Several commands may run at the same time.
+A peer is trained for each configuration of the study whose algorithm the library implements, with the same
+networks, batch size, observations and number of updates. All other settings are the library's defaults, or those
+that CORL published for the data set. If CORL has no ReBRAC penalty weights for the data set, those of the
+configuration are used. Stable-Baselines3 also gets the other settings of SAC and TD3. FlashSAC's agent has the
+settings of its file, with our networks, batch size, buffer and learning start; it is compiled on a GPU unless
+`--eager` is given.
+
+`--python` is a Python with d3rlpy or, for ReBRAC, with jax, flax, optax and chex. Results are stored in
+`benchmarks/results/peers.json` and shown with those of the study (`python -m benchmarks.evidence render`). Several
+commands may run concurrently.
 """
 
 from __future__ import annotations
@@ -55,18 +58,18 @@ ALGORITHMS = {
     "corl": ("td3_bc", "iql", "rebrac"),
     "flashsac": ("flash_sac",),
 }
-# Those of d3rlpy for discrete actions, with the settings of the studies `discrete-…`.
+# d3rlpy's algorithms for discrete actions, with the settings of the studies `discrete-…`.
 DISCRETE = {
     "bc": {"learning_rate": 1e-3},
     "cql": {"learning_rate": 1e-3, "alpha": 1.0, "gamma": 0.99, "target_update_interval": 200},
 }
 _OWN_REWARDS = {"reward_scale": 1.0, "reward_shift": 0.0, "reward_range_scaling": False}
-_PORTION = 500  # updates between two looks at the clock
+_PORTION = 500  # updates between two checks of the time limit
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run of a peer. At `deadline`, seconds since the epoch, it stops and is evaluated as it is."""
+    """One run of a peer. At `deadline` (seconds since the epoch) it is stopped and evaluated as it is."""
 
     library: str
     study: str
@@ -74,7 +77,7 @@ class Job:
     episodes: int
     deadline: float | None
     settings: dict[str, Any]
-    named: str  # where these settings come from
+    named: str  # source of these settings
     python: str | None = None
     checkout: Path | None = None
 
@@ -100,11 +103,11 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("study", type=Path)
     parser.add_argument("--algo", nargs="+", help="only these algorithms of the study")
     parser.add_argument("--env", nargs="+", help="only these environments of the study")
-    parser.add_argument("--seeds", type=int, nargs="+", help="instead of the study's")
-    parser.add_argument("--data", type=Path, metavar="DIR", help="folder of the data files that the study names")
-    parser.add_argument("--device", help="instead of the study's")
+    parser.add_argument("--seeds", type=int, nargs="+", help="seeds; default: those of the study")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="folder with the data files of the study")
+    parser.add_argument("--device", help="device; default: that of the study")
     parser.add_argument("--episodes", type=int, default=10)
-    parser.add_argument("--minutes", type=float, help="stop runs and evaluate them after this time")
+    parser.add_argument("--minutes", type=float, help="time limit, after which runs are stopped and evaluated")
     parser.add_argument("--python", default="python", help="a Python with d3rlpy, or with jax for ReBRAC")
     parser.add_argument("--checkout", type=Path, metavar="DIR", help="a checkout of CORL or FlashSAC")
     parser.add_argument("--eager", action="store_true", help="do not compile FlashSAC's agent")
@@ -112,13 +115,13 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     if options.library in ("corl", "flashsac"):
         if options.checkout is None:
             parser.error(f"{options.library} needs --checkout")
-        corl = options.library == "corl"  # a wrong folder is reported before anything runs
+        corl = options.library == "corl"  # raises for a wrong folder before anything runs
         libraries(options.checkout if corl else None, None, None, None if corl else options.checkout)
     return options
 
 
 def peer_settings(options: argparse.Namespace, config: TrainConfig) -> tuple[dict[str, Any], str]:
-    """Settings of the peer beyond those that every library gets, and what they are called."""
+    """Library-specific settings of the peer, and a description of their source."""
     if options.library == "sb3":
         return {}, "ours"
     if options.library == "flashsac":
@@ -140,7 +143,7 @@ def peer_settings(options: argparse.Namespace, config: TrainConfig) -> tuple[dic
 
 
 def jobs(options: argparse.Namespace) -> Iterator[Job]:
-    """A job for each configuration that the library has the algorithm of, and each seed."""
+    """A job for each seed of each configuration whose algorithm the library implements."""
     found = read_description(options.study, Location.of(options.data, options.device))
     wanted = [one for one in found.wanted if one.config.algo in (options.algo or ALGORITHMS[options.library])]
     wanted = [one for one in wanted if options.env is None or one.config.env_id in options.env]
@@ -158,10 +161,10 @@ def jobs(options: argparse.Namespace) -> Iterator[Job]:
 
 
 class Curve:
-    """Evaluates a policy of a peer at the intervals of the configuration, and at the end."""
+    """Evaluates a peer's policy at the intervals of the configuration, and at the end."""
 
     def __init__(self, job: Job, policy: Any, started: float | None = None) -> None:
-        """`started`: since when seconds count; by default now."""
+        """`started`: start of the measured time; default: now."""
         self._job, self._policy = job, policy
         self._evaluator = Evaluator(job.config, spaces_of(job.config), seed=SEED)
         self._interval = resolve(job.config)[ControlConfig].eval_interval
@@ -184,7 +187,7 @@ class Curve:
 
 
 def train_sb3(job: Job) -> Entry:
-    """An agent of Stable-Baselines3 with the settings of the configuration."""
+    """Train an agent of Stable-Baselines3 with the settings of the configuration."""
     import gymnasium as gym
     from stable_baselines3.common.callbacks import BaseCallback
 
@@ -202,7 +205,7 @@ def train_sb3(job: Job) -> Entry:
 
 
 def train_flashsac(job: Job) -> Entry:
-    """FlashSAC's own agent in one environment, as its `train.py` trains it."""
+    """Train FlashSAC's agent in one environment, as its `train.py` does."""
     import gymnasium as gym
 
     config, settings, spaces = job.config, resolve(job.config).to_dict(), spaces_of(job.config)
@@ -239,7 +242,7 @@ def columns_of(dataset: TransitionDataset) -> Any:
 
 
 def train_d3rlpy(job: Job) -> Entry:
-    """On the same rows, actions scaled as ours."""
+    """Train on the same rows, with actions scaled as ours."""
     settings, spaces = resolve(job.config), spaces_of(job.config)
     dataset = data_of(job.config)
     columns, ends = columns_of(dataset), dataset.episode_ends
@@ -265,7 +268,8 @@ def train_d3rlpy(job: Job) -> Entry:
 
 
 def run_settings(config: TrainConfig) -> dict[str, Any]:
-    """The seed and the number of updates, as CORL's file names them; for ReBRAC the networks, others are fixed."""
+    """Seed and number of updates with the names of CORL's file; for ReBRAC also the networks, which are fixed in
+    other files."""
     seed, total = config.seed or 0, config.total_timesteps
     if config.algo != "rebrac":
         return {"seed": seed, "max_timesteps": total}
@@ -276,7 +280,7 @@ def run_settings(config: TrainConfig) -> dict[str, Any]:
 
 
 def train_corl(job: Job) -> Entry:
-    """On the same rows with the rewards of the file, which CORL scales by its own settings."""
+    """Train on the same rows with the rewards of the file, which CORL scales by its own settings."""
     batch = resolve(job.config)[OptimizationConfig].batch_size
     dataset = data_of(job.config, (NEXT_ACTIONS,) if job.config.algo == "rebrac" else (), **_OWN_REWARDS)
     assert job.checkout is not None
@@ -295,7 +299,7 @@ def train_corl(job: Job) -> Entry:
 
 
 def learned(job: Job, peer: Any, update: Callable[[int], Any], started: float) -> Entry:
-    """Make all updates, then evaluate the peer's policy; `started` is when its process was."""
+    """Make all updates, then evaluate the peer's policy; `started` is the start time of its process."""
     curve, done, total = Curve(job, peer, started), 0, job.config.total_timesteps
     while done < total and not job.over:
         count = min(_PORTION, total - done)
@@ -308,7 +312,7 @@ _TRAIN = {"sb3": train_sb3, "d3rlpy": train_d3rlpy, "corl": train_corl, "flashsa
 
 
 def perform(job: Job) -> Entry:
-    """Run one job; its entry records where and how."""
+    """Run one job and return its entry, which records the machine and settings."""
     config = job.config
     about = {"library": job.library, "study": job.study, "algo": config.algo, "env": config.env_id,
              "seed": config.seed, "total_timesteps": config.total_timesteps, "episodes": job.episodes,

@@ -1,8 +1,8 @@
-"""Scripts of CORL and Unifloral, and the agents of FlashSAC and FQL, out of checkouts, each in its own process.
+"""Scripts of CORL and Unifloral, and the agents of FlashSAC and FQL, from checkouts, each in its own process.
 
-Their code is not stored here: the scripts run unchanged and are paused between blocks of updates; the agents are
-called for updates. A case has such a peer if the script's networks are the case's. What CORL has learned is
-evaluated by this package's evaluator.
+Their code is not stored here. Scripts run unchanged and are paused between blocks of updates; agents are called for
+updates. A case has such a peer if the script has the same networks. CORL's policies are evaluated by this package's
+evaluator.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from benchmarks.speed.timing import Rates, ratios_of
 from rl_training.data.transitions import TransitionBatch
 from rl_training.experiment.strict_yaml import parse_yaml
 
-# How a library was run, printed under the tables.
+# How a library was run; printed under the tables.
 CORL = "`train` of its files as it stands, on its replay buffer on the device, without evaluation and logging"
 CORL_JAX = "`main` of its file as it stands, in JAX in float32, without evaluation"
 UNIFLORAL = (
@@ -42,7 +42,7 @@ FQL = (
     "`update` of its agent with the settings of its file, in JAX; minibatches are drawn on the host, as in its "
     "`main.py`; products are in float32, or in JAX's default precision if the row says TF32"
 )
-# What a published file says about one run, where it is kept and what it is called.
+# Fields of published files that concern a single run: its names and folders.
 _OF_THE_RUN = {
     "batch_size", "buffer_size", "checkpoints_path", "device", "eval_freq", "group", "load_model", "max_timesteps",
     "n_episodes", "name", "project", "seed",
@@ -51,7 +51,8 @@ _OF_THE_RUN = {
 
 @dataclass(frozen=True)
 class Loop:
-    """One script. `fits`: whether its networks are those of a case; `settings`: what is passed on of the case."""
+    """One script. `fits`: whether its networks equal those of a case; `settings`: settings to pass on from the
+    case."""
 
     title: str
     file: str
@@ -77,7 +78,7 @@ def _critics(case: Case) -> dict[str, Any]:
 
 
 def _flash_sac(title: str, note: str = "", **settings: Any) -> Loop:
-    """A way to run FlashSAC's agent; `settings` replace those of its file."""
+    """One way to run FlashSAC's agent; `settings` override those of its file."""
     return Loop(title, "", lambda _: True, lambda _: settings, note)
 
 
@@ -137,7 +138,7 @@ class Library:
     module: str
     how: str
     folder: str = "algorithms"  # that a checkout has
-    ways: tuple[str, ...] = ()  # of several ways to run it, those that are run
+    ways: tuple[str, ...] = ()  # the selected ways to run it
 
 
 def libraries(
@@ -148,7 +149,7 @@ def libraries(
     ways: Sequence[str] = (),
     fql: Path | None = None,
 ) -> list[Library]:
-    """Those whose checkouts are given; `ways` to run FlashSAC."""
+    """The libraries whose checkouts are given; `ways` are the ways to run FlashSAC."""
     given, jax = [], jax_python or sys.executable
     if corl is not None:
         given.append(Library("CORL", corl, sys.executable, "benchmarks.peers.corl", CORL))
@@ -166,7 +167,7 @@ def libraries(
 
 
 class Script(Process):
-    """A script of a checkout on rows, paused between blocks of updates."""
+    """A script of a checkout on given rows, paused between blocks of updates."""
 
     def __init__(
         self,
@@ -221,7 +222,7 @@ class Script(Process):
 
 
 class LoopUpdates(Script):
-    """Updates inside the loop of a script, on the case's random rows."""
+    """Updates inside a script's loop, on the case's random rows."""
 
     def __init__(
         self,
@@ -238,7 +239,7 @@ class LoopUpdates(Script):
         super().__init__(library, loop, columns, device, batch=batch, settings=settings, tf32=tf32, within=within)
 
     def entry(self, ours: Rates, theirs: Rates) -> dict[str, Any]:
-        """The stored fields of the peer, with our rates of the same blocks."""
+        """The peer's fields to store, with our rates in the same blocks."""
         return {
             **self.about(),
             "peer_rate": theirs.median,
@@ -247,8 +248,8 @@ class LoopUpdates(Script):
 
 
 class CorlLearner(Evaluated, Script):
-    """One of CORL's algorithms on rows with actions in [-1, 1], as D4RL's are; also a policy for this package's
-    evaluator. `settings` are of its `TrainConfig`; `jax_python` runs ReBRAC."""
+    """One of CORL's algorithms on rows with actions in [-1, 1], as in D4RL; also a policy for this package's
+    evaluator. `settings` are fields of its `TrainConfig`; `jax_python` runs ReBRAC."""
 
     def __init__(
         self,
@@ -272,8 +273,8 @@ class CorlLearner(Evaluated, Script):
 
 
 def published_settings(checkout: Path, algo: str, task: str, quality: str) -> dict[str, Any] | None:
-    """What CORL published for a D4RL data set (`hopper`, `medium-expert`), without what concerns a single run; None
-    if the checkout has nothing for it."""
+    """CORL's published settings for a D4RL data set (`hopper`, `medium-expert`), without those that concern a
+    single run; None if the checkout has none."""
     path = checkout / "configs" / "offline" / algo / task / f"{quality.replace('-', '_')}_v2.yaml"
     if not path.is_file():
         return None
@@ -282,7 +283,7 @@ def published_settings(checkout: Path, algo: str, task: str, quality: str) -> di
 
 
 def connect_installed(case: Case, device: torch.device, batch: int, d3rlpy_python: str | None) -> Process | None:
-    """The peer of a case that is not a checkout; None if the case has none or it is not installed."""
+    """The installed peer of a case; None if there is none or it is not installed."""
     library, _, name = (case.peer or "").partition(":")
     if installed(library):
         return SB3Updates(case, device, batch)
@@ -304,7 +305,7 @@ def connect_installed(case: Case, device: torch.device, batch: int, d3rlpy_pytho
 
 
 def loops_of(library: Library, case: Case) -> Iterator[tuple[str, Loop]]:
-    """Each loop of a library that fits the case, and its name; that of one among several ways has the way in it."""
+    """The loops of a library that fit the case, by name; if a loop has several ways, its name includes the way."""
     for key, loop in LOOPS[library.name].items():
         algo, _, way = key.partition("/")
         if algo == case.algo and loop.fits(case) and (not way or way in library.ways):
@@ -314,8 +315,8 @@ def loops_of(library: Library, case: Case) -> Iterator[tuple[str, Loop]]:
 def connect(
     given: list[Library], case: Case, device: torch.device, *, batch: int, tf32: bool, within: float | None = None
 ) -> tuple[dict[str, LoopUpdates], list[str]]:
-    """Each loop that fits the case, by its name; and why others could not be run, as those that are not ready after
-    `within` seconds."""
+    """The loops that fit the case, by name, and the reasons why others could not run, for example because they were
+    not ready after `within` seconds."""
     found: dict[str, LoopUpdates] = {}
     left_out = []
     for library in given:

@@ -1,8 +1,8 @@
-"""Messages to a peer: an order, then numbers of updates or observations, each answered by one line of JSON.
+"""Messages to a peer: an order, then numbers of updates or observations, each answered with one line of JSON.
 
     {…}                      the order: what to build; answered when it is built
     100                      make this many updates
-    {"act": [[…], …]}        the actions of the policy as it is now
+    {"act": [[…], …]}        return the actions of the current policy
 
 `Process` is this package's end, `Orders` the peer's. `Turns` pauses a script that has its own training loop. This
 module imports neither torch nor this package.
@@ -28,20 +28,20 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def with_paths(*first: Path) -> dict[str, str]:
-    """The environment of a process that imports from these before anything else."""
+    """Environment variables of a process that imports from these paths first."""
     paths = [*map(str, first), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     return os.environ | {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}
 
 
 class Evaluated:
-    """A policy that this package's evaluator plays by its `mode`."""
+    """A policy that this package's evaluator plays through its `mode`."""
 
     def samples(self, deterministic: bool | None) -> bool:
         return False
 
 
 class Process:
-    """A module that a Python interpreter runs in another process; by default a module of this repository."""
+    """A module that another Python interpreter runs; by default a module of this repository."""
 
     def __init__(
         self, python: str, module: str, env: Mapping[str, str] | None = None, cwd: Path | None = None
@@ -59,10 +59,10 @@ class Process:
         )
 
     def ask(self, order: Any, within: float | None = None) -> Any:
-        """The answer to an order; if there is none after `within` seconds, the process is killed."""
+        """Return the answer to an order; kills the process if there is none after `within` seconds."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        with suppress(BrokenPipeError):  # the process has ended; its last words are raised below
+        with suppress(BrokenPipeError):  # the process has ended; its output is raised below
             self._process.stdin.write(json.dumps(order) + "\n")
             self._process.stdin.flush()
         if within is not None and not select.select([self._process.stdout], [], [], within)[0]:
@@ -76,7 +76,7 @@ class Process:
         return json.loads(line)
 
     def run(self, count: int) -> None:
-        """Make `count` updates; returns when the device has done them."""
+        """Make `count` updates; returns when the device has finished them."""
         self.ask(count)
 
     def act(self, observations: Rows) -> Any:
@@ -127,7 +127,7 @@ class Orders:
                 self.answer(act(wanted["act"]))
 
     def serve(self, run: Callable[[int], Any], act: Callable[[Rows], Rows] = no_policy) -> None:
-        """Make updates as they are ordered; `run` returns when the device has done them."""
+        """Make the requested updates; `run` returns when the device has finished them."""
         for count in self.counts(act):
             run(count)
             self.answer(count)
@@ -147,10 +147,10 @@ class Turns:
     def begin(
         self, reply: Order, wait: Callable[[], Any], before: int, act: Callable[[Rows], Rows] = no_policy
     ) -> None:
-        """`reply` answers the order when the loop has made `before` updates, which compile what is compiled.
+        """Answer the order with `reply` when the loop has made `before` updates, which trigger compilation.
 
-        `wait` returns when the device has done its work. `act` returns an action for each observation, and draws no
-        random number.
+        `wait` returns when the device has finished. `act` returns an action for each observation and uses no random
+        numbers.
         """
         self._reply, self._wait, self._left = reply, wait, before
         self._counts = self._orders.counts(act)
@@ -180,5 +180,5 @@ class Space:
 
 
 def environment(observations: int, actions: int, **more: Any) -> SimpleNamespace:
-    """An environment with spaces only: no update needs more."""
+    """An environment that has only spaces, which is enough for updates."""
     return SimpleNamespace(observation_space=Space(observations), action_space=Space(actions), **more)

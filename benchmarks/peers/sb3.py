@@ -60,9 +60,10 @@ class SB3Policy(Evaluated):
 
 
 def rounds_of(config: TrainConfig) -> tuple[int, int]:
-    """Vector steps between rounds of updates, and updates per round: as many updates per environment step as ours.
+    """Vector steps between rounds of updates, and updates per round, so that updates per environment step equal
+    ours.
 
-    No updates if ours start after the last step.
+    There are no updates if ours start after the last step.
     """
     online, count = resolve(config)[OnlineConfig], config.num_envs
     every = online.train_frequency
@@ -73,7 +74,7 @@ def rounds_of(config: TrainConfig) -> tuple[int, int]:
 
 
 def own_settings(algo: str, settings: dict[str, Any], action_shape: tuple[int, ...]) -> dict[str, Any]:
-    """What SAC or TD3 alone has; noise is in units of the action range [-1, 1] on both sides."""
+    """Settings that only SAC or TD3 has; noise is relative to the action range [-1, 1] on both sides."""
     if algo == "sac":
         entropy = settings["target_entropy"]
         return {"ent_coef": settings["alpha"], "target_entropy": "auto" if entropy is None else entropy}

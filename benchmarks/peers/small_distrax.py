@@ -1,7 +1,8 @@
 """The parts of distrax that Unifloral's updates use, for machines without it.
 
-distrax needs TensorFlow Probability, which is many times larger than everything else a script needs. A Normal, a
-constant, and either through tanh; samples, and samples with their log-densities.
+distrax requires TensorFlow Probability, which is many times larger than all other requirements of a script. This
+module implements a Normal and a deterministic distribution, both with an optional tanh, with samples and
+log-densities.
 """
 
 import math
@@ -40,7 +41,7 @@ class Tanh:
 
     @staticmethod
     def log_slope(value: Any) -> Any:
-        """log(1 - tanh²) without the loss of digits at its ends."""
+        """log(1 - tanh²) without loss of precision in the tails."""
         return 2.0 * (math.log(2.0) - value - jax.nn.softplus(-2.0 * value))
 
 

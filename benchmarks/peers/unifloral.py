@@ -1,12 +1,12 @@
-"""Unifloral (github.com/EmptyJackson/unifloral), algorithms in JAX, timed inside their own scripts.
+"""Unifloral (github.com/EmptyJackson/unifloral): algorithms in JAX, timed inside their own scripts.
 
 Run by `benchmarks.peers.loops` in a Python with jax, flax and optax; `small_distrax` replaces distrax if it is not
 installed.
 
     {"checkout", "file", "settings", "data", "batch", "device", "threads", "tf32"}
 
-The script runs as a whole, as its users run it. After each scan of updates it evaluates, on an environment whose
-episodes have no steps: there it is paused.
+The whole script runs unchanged. After each scan of updates it evaluates, on an environment whose episodes have no
+steps; this is where it is paused.
 """
 
 import dataclasses
@@ -30,15 +30,15 @@ _UPDATES = 10**9
 
 
 def prepare(order: Order) -> None:
-    """Limit the resources of jax; call this before it is imported."""
-    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.3")  # the other side has its data there too
+    """Limit the resources of jax; must be called before jax is imported."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.3")  # our side also has its data on the device
     os.environ["JAX_PLATFORMS"] = "cpu" if order["device"] == "cpu" else "cuda"
     if order["device"] == "cpu" and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: order["threads"]])
 
 
 class Held:
-    """`tyro.cli`, the environment and the data set of a script."""
+    """Replacements for `tyro.cli`, the environment and the data set of a script."""
 
     def __init__(self, turns: Turns, rows: dict[str, Any]) -> None:
         self.turns, self.rows = turns, rows
@@ -53,7 +53,7 @@ class Held:
         )
 
     def arguments(self, kind: Any) -> Any:
-        """The arguments of the script, with those of the order."""
+        """Arguments of the script, overridden by those of the order."""
         order = self.turns.order
         scan = _SCAN[order["device"].partition(":")[0]]
         given = {"batch_size": order["batch"], "eval_interval": scan, "num_updates": _UPDATES, **order["settings"]}
@@ -67,7 +67,7 @@ class Held:
         return arguments
 
     def evaluate(self) -> Any:
-        """End a scan; returns the observations of an evaluation without steps."""
+        """End a scan; return the observations of an evaluation without steps."""
         self.turns.made(self.updates)
         return self.rows["observations"][:8]
 
@@ -85,7 +85,7 @@ class Held:
 
 
 def distrax_or_stand_in() -> dict[str, Any]:
-    """`small_distrax` under the name distrax if that is not installed."""
+    """Import `small_distrax` as distrax if distrax is not installed."""
     if importlib.util.find_spec("distrax") is not None:
         return {}
     from benchmarks.peers import small_distrax

@@ -1,17 +1,31 @@
-"""Speed: one program for each table of `docs/performance.md`, and shared modules.
+"""Speed benchmarks: one program for each table of `docs/performance.md`, and shared modules.
 
     python -m benchmarks.speed.PROGRAM --help
 
-setup        options and the process of programs that measure updates
-cases        the learners that updates are measured for
-timing       blocks of updates, contenders in turn, medians, time spent inside functions
-against      another checkout of this package, in turn with this one
-updates      updates per second, with `depth`: check, scaling, floor, profile
-training     environment steps per second;  steps: where the time of a step goes
-stepping     environments alone;            online: two cores, evaluation, tensor environments; host_reads
-minutes      until a return is reached, many environments, on a GPU
-population   many members trained as one;   seeds: the same end to end;   rounding: how far members differ
-overhead     guards and checkpoints;        startup: commands and imports
-data_sizes   data sets of any size;         export: exported policies;    report_size: reports of many runs
-picture      the figure and the tables of the README
+Programs:
+
+    updates      updates per second; its module `depth` adds --check, --scaling, --floor and --profile
+    training     environment steps per second of a whole run
+    steps        time of each part of an environment step
+    stepping     environment steps per second without a policy
+    online       online training on two cores, evaluation, and tensor environments
+    minutes      minutes until a return is reached, with many environments on a GPU
+    population   updates per second of many members trained together
+    seeds        training time of many seeds, end to end
+    rounding     numerical difference between members of a population and single runs
+    overhead     cost of guards and checkpoints
+    startup      start-up time of commands, imports and processes
+    data_sizes   cost of the size of a data set
+    export       exported policies
+    report_size  reports of many runs
+    picture      the figure and the tables of the README
+
+Shared modules:
+
+    setup        options and process settings of programs that measure updates
+    cases        the learners whose updates are measured
+    timing       timed blocks of updates, alternating contenders, time inside functions
+    against      comparison with another checkout of this package
+    host_reads   counts host-device synchronisation
+    summary      the short tables of docs/performance.md
 """

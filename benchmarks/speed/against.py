@@ -1,9 +1,11 @@
 """Compare the speed of this checkout with another one, in interleaved blocks.
 
-`--against PATH` of `benchmarks.speed.updates` and `benchmarks.speed.training`. PATH is a checkout of a commit that
-has one of `PROGRAMS`, and whose learners take the settings of the case or configuration. Three processes, each with
-the `src` and the `benchmarks` of its checkout, do the same work in turn, block by block: the present checkout, the
-other one, and the other one again. The difference between the last two is the noise of the ratio of the first two.
+Implements `--against PATH` of `benchmarks.speed.updates` and `benchmarks.speed.training`. PATH is a checkout of a
+commit that contains one of `PROGRAMS` and whose learners accept the settings of the case or configuration.
+
+Three processes do the same work in turn, block by block: this checkout, the other one, and the other one again.
+Each imports `src` and `benchmarks` from its own checkout. The difference between the last two is the noise of the
+ratio of the first two.
 """
 
 from __future__ import annotations
@@ -32,12 +34,12 @@ from rl_training.updates import updater as running
 
 BLOCKS = 21
 NEW, OLD, AGAIN = "new", "old", "old again"
-# The module that is run: its present name, and its name in earlier commits.
+# The module to run: its current name, and its name in earlier commits.
 PROGRAMS = ("benchmarks.speed.against", "benchmarks.checkout")
 
 
 class Checkout(Process):
-    """The work of one order done by a checkout, with its own programs."""
+    """Process that does the work of one order with the programs of a checkout."""
 
     def __init__(self, root: Path, order: dict[str, Any]) -> None:
         root = root.resolve()
@@ -51,7 +53,7 @@ class Checkout(Process):
 
 
 def compare(path: Path, order: dict[str, Any], measure: Callable[[dict[str, Runs]], dict[str, Rates]]) -> Entry:
-    """The present checkout, the other, and the other again: rates and their ratios, block by block."""
+    """Rates of this checkout, the other one, and the other one again, and their ratios, block by block."""
     roots = {NEW: ROOT, OLD: path, AGAIN: path}
     with ExitStack() as stack:
         rates = measure({name: stack.enter_context(Checkout(root, order)) for name, root in roots.items()})
@@ -62,14 +64,14 @@ def compare(path: Path, order: dict[str, Any], measure: Callable[[dict[str, Runs
 
 
 def ratios(one: Rates, other: Rates) -> dict[str, float]:
-    """Over pairs of blocks: the median, the quartiles, the smallest and the largest."""
+    """Median, quartiles, minimum and maximum of the ratio over pairs of blocks."""
     found = [a / b for a, b in zip(one.blocks, other.blocks)]
     low, median, high = statistics.quantiles(found, n=4, method="inclusive")
     return {"median": median, "low": low, "high": high, "min": min(found), "max": max(found)}
 
 
 def said(entry: Entry, unit: str) -> str:
-    """The result as one line."""
+    """Format the result as one line."""
 
     def words(r: dict[str, float]) -> str:
         half, every = f"{r['low']:.3f} to {r['high']:.3f}", f"{r['min']:.2f} to {r['max']:.2f}"
@@ -84,7 +86,7 @@ def said(entry: Entry, unit: str) -> str:
 def updates(
     path: Path, case: cases.Case, device: torch.device, *, acceleration: str, tf32: bool, batch: int, **timing: Any
 ) -> Entry:
-    """Updates per second of a case; `timing` holds the seconds of each side and the number of blocks."""
+    """Updates per second of a case; `timing` contains the seconds for each side and the number of blocks."""
     order = {
         "case": case.name,
         "hidden": list(case.hidden),
@@ -98,9 +100,9 @@ def updates(
 
 
 def steps(path: Path, config: TrainConfig, *, settled: int, count: int, blocks: int) -> Entry:
-    """Steps per second inside one run of each side, from step `settled` on; `count` steps per side in total."""
+    """Steps per second inside one run of each side, from step `settled` on; `count` is the total per side."""
     settings = resolve(config).to_dict()
-    period = math.lcm(config.num_envs, settings["train_frequency"])  # a block holds whole portions of updates
+    period = math.lcm(config.num_envs, settings["train_frequency"])  # a block contains whole rounds of updates
     size = max(1, round(count / blocks / period)) * period
     chosen = config.model_dump(exclude_defaults=True)  # the other checkout may not have every field
     fields = {name: value for name, value in config.to_dict().items() if name in chosen}
@@ -112,7 +114,7 @@ def steps(path: Path, config: TrainConfig, *, settled: int, count: int, blocks: 
 
 
 def serve() -> None:
-    """Execute the order; each further line is the number of updates or steps to make."""
+    """Execute the order; each further input line is a number of updates or steps to make."""
     orders = Orders()
     (_serve_steps if "config" in orders.order else _serve_updates)(orders)
 
@@ -136,7 +138,8 @@ def _serve_updates(orders: Orders) -> None:
 
 
 class Blocks(Callback):
-    """Pauses a run after each block of steps until the next one is requested; stops it after the last."""
+    """Callback that pauses a run after each block of steps until the next one is requested, and ends it after the
+    last."""
 
     def __init__(self, orders: Orders) -> None:
         self.until: float = orders.order["settled"]

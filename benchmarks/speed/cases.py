@@ -1,6 +1,7 @@
-"""The cases of `benchmarks.speed.updates`: learners as published, on random rows with the shape of HalfCheetah's.
+"""The cases of `benchmarks.speed.updates`: learners with their published settings, on random rows with
+HalfCheetah's shapes.
 
-Learners with a temperature learn it, as the peers do; a fixed one would be faster.
+Learners with a temperature learn it, as the peers do; a fixed temperature would be faster.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ TWO, THREE = (256, 256), (256, 256, 256)
 class Case:
     """One row of the table.
 
-    `network` has further settings of the networks; `peer` is `library:Algorithm` with the same networks; `goal` is
-    the target of updates per second on an H200 in float32, `goal_ratio` the target ratio to the peer on a CPU.
+    `network` contains further settings of the networks; `peer` is `library:Algorithm` with the same networks;
+    `goal` is the target of updates per second on an H200 in float32, `goal_ratio` the target ratio to the peer on a
+    CPU.
     """
 
     name: str
@@ -134,8 +136,8 @@ CASES = (
 
 
 def find(names: list[str] | None, hidden: tuple[int, ...] | None = None) -> list[Case]:
-    """The cases whose name is listed, or their algorithm if no case has it as its name; every algorithm of the
-    registry has at least one."""
+    """The cases with these names, or all cases of an algorithm if no case has its name. Every algorithm of the
+    registry has at least one case."""
     missing = {spec.name for spec in list_algorithm_specs()} - {case.algo for case in CASES}
     if missing:
         raise SystemExit(f"benchmarks/speed/cases.py has no case for {', '.join(sorted(missing))}")
@@ -148,7 +150,7 @@ def find(names: list[str] | None, hidden: tuple[int, ...] | None = None) -> list
 
 
 def random_rows(layout: RowLayout) -> torch.Tensor:
-    """Packed rows `[ROWS, width]` without meaning: normal observations, uniform actions, few terminations."""
+    """Packed random rows `[ROWS, width]`: normal observations, uniform actions, few terminations."""
     g = torch.Generator().manual_seed(5)
 
     def actions() -> torch.Tensor:
@@ -165,7 +167,7 @@ def random_rows(layout: RowLayout) -> torch.Tensor:
 
 
 def build(case: Case, device: torch.device, *, seed: int = 0) -> Learner:
-    """The learner of a case; the same seed gives the same networks and random numbers."""
+    """Build the learner of a case; the same seed gives the same networks and random numbers."""
     kind = case.learner
     config = kind.Config.parse(case.settings)
     with torch.random.fork_rng(devices=[]):

@@ -1,14 +1,15 @@
-"""The cost of the size of a data set: loading, the first update, updates and memory, for each location of its rows.
+"""Cost of the size of a data set: time to load, first update, updates per second and memory, for each storage
+location.
 
     python -m benchmarks.speed.data_sizes [--rows 10000 1000000] [--places device host disk] [--algos iql edac]
-        Rows of HalfCheetah's width, kept in each place by the budgets `device_memory` and `host_memory`.
+        Rows of HalfCheetah's width, stored in each place by setting `device_memory` and `host_memory`.
     python -m benchmarks.speed.data_sizes --limit 1GB [--factor 4]
-        A data set that is this many times larger than the memory its process may allocate (RLIMIT_DATA).
+        A data set that is `--factor` times larger than the memory its process may allocate (RLIMIT_DATA).
 
-The data are random numbers in an HDF5 file, written in chunks and removed afterwards. Each measurement is
-a separate process that trains as the command line does. `disk` is measured after its file has been packed and the
-system has been asked to forget it; packing is the time of the process that found no packed file. On a CPU the
-device's memory is the host's, so there is no `device`.
+The data are random numbers in an HDF5 file, which is written in chunks and removed afterwards. Each measurement
+trains in a separate process, as the command line does. `disk` is measured after the file has been packed and
+dropped from the page cache; packing is timed in the process that found no packed file. On a CPU, device memory is
+host memory, so `device` is not measured.
 """
 
 from __future__ import annotations
@@ -55,18 +56,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--places", nargs="+", choices=PLACES, default=list(PLACES))
     parser.add_argument("--algos", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     parser.add_argument("--updates", type=int, default=500, help="number of updates; the second half is timed")
-    parser.add_argument("--limit", help="memory a process may allocate, as 1GB")
-    parser.add_argument(
-        "--factor", type=int, default=4, help="how many times larger the data set is than the limit"
-    )
-    parser.add_argument("--folder", type=Path, help="disk to write to; the temporary folder if not given")
-    parser.add_argument("--measure", help=argparse.SUPPRESS)  # one measurement, in a process of its own
+    parser.add_argument("--limit", help="memory a process may allocate, for example 1GB")
+    parser.add_argument("--factor", type=int, default=4, help="size of the data set relative to the limit")
+    parser.add_argument("--folder", type=Path, help="folder to write to; default: the temporary folder")
+    parser.add_argument("--measure", help=argparse.SUPPRESS)  # a single measurement, in its own process
     return parser.parse_args()
 
 
 def write_data(path: Path, rows: int) -> None:
-    """Random transitions in episodes of 1000 steps that are cut there."""
-    import h5py  # rendering the pages does not need it
+    """Write random transitions in episodes that are truncated after 1000 steps."""
+    import h5py  # not needed to render the pages
 
     rng = np.random.default_rng(0)
     shapes = {"observations": (OBS,), "actions": (ACTIONS,), "rewards": (), "terminals": (), "timeouts": ()}
@@ -84,7 +83,7 @@ def write_data(path: Path, rows: int) -> None:
 
 
 class Watch(Callback):
-    """When training began, and when updates were made, by the clock and in seconds of the CPU."""
+    """Callback that records when training began, and wall time and CPU time after each update."""
 
     def __init__(self, updates: int) -> None:
         self.updates, self.marks = updates, dict[int, tuple[float, float]]()
@@ -98,7 +97,7 @@ class Watch(Callback):
 
 
 def measure(task: dict[str, Any]) -> Entry:
-    """Train in this process, as `task` says."""
+    """Train in this process as `task` specifies."""
     if task["limit"]:
         resource.setrlimit(resource.RLIMIT_DATA, (task["limit"], task["limit"]))
     updates, watch = task["updates"], Watch(task["updates"])
@@ -128,7 +127,7 @@ def measure(task: dict[str, Any]) -> Entry:
 
 
 def in_a_process(task: dict[str, Any]) -> Entry:
-    """`measure` in a new process; what the system has of the data and of packed rows is forgotten first."""
+    """Call `measure` in a new process, after dropping the data and packed rows from the page cache."""
     for file in [Path(task["data"]), *Path(task["data"]).parent.glob("*.rows")]:
         handle = os.open(file, os.O_RDONLY)
         os.fsync(handle)
@@ -144,7 +143,7 @@ def in_a_process(task: dict[str, Any]) -> Entry:
 
 
 def run(options: argparse.Namespace, results: Results) -> None:
-    """Every place and algorithm at every size."""
+    """Measure every place and algorithm at every size."""
     limit = byte_size(options.limit) if options.limit else None
     sizes = [limit * options.factor // (LAYOUT.width * 4)] if limit else options.rows
     places = ["disk"] if limit else [p for p in options.places if p != "device" or options.device != "cpu"]

@@ -1,4 +1,4 @@
-"""Behind the rates of `updates`: whether it is the same computation, how its cost grows, what bounds it."""
+"""Details of `updates`: equality of the update modes, scaling, hardware limits, and a kernel profile."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Found = Iterator[tuple[str, Entry]]
 _UPDATES = 1_000
 _SCALED = ("SAC", "REDQ-10, actor every 20", "EDAC-10, 256×3")
 _PROFILED = 20  # a multiple of every period
-# What compiled updates may differ from eager ones, relative to how far the parameters have moved.
+# Largest difference of compiled from eager updates, relative to how far the parameters have moved.
 TOLERANCE = {1: 1e-3, 100: 0.1}
 
 
@@ -36,7 +36,7 @@ def _parameters(learner: Learner) -> torch.Tensor:
 
 
 def _nudge(learner: Learner) -> None:
-    """Move every parameter to the next number above or below, at random."""
+    """Move every parameter to the next representable number above or below, at random."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for p in (p for module in learner.modules().values() for p in module.parameters()):
@@ -47,7 +47,7 @@ def _nudge(learner: Learner) -> None:
 def _trajectory(
     case: Case, device: torch.device, acceleration: Any, batch: int, stops: list[int], *, nudged: bool = False
 ) -> list[torch.Tensor]:
-    """All parameters after each number of updates in `stops`, from the same start and random numbers."""
+    """All parameters after each number of updates in `stops`, from the same initial state and random numbers."""
     runner = cases.updater(case, device, acceleration=acceleration, batch=batch)
     if nudged:
         _nudge(runner.learner)
@@ -60,7 +60,8 @@ def _trajectory(
 
 
 def check(chosen: list[Case], options: argparse.Namespace, device: torch.device) -> Found:
-    """Check that captured equals eager bit for bit, measure the rounding of compiled, and count host reads."""
+    """Check that captured updates equal eager ones bit for bit, measure the rounding of compiled ones, count host
+    reads."""
     on_gpu = device.type == "cuda"
     for case in chosen:
         stops = [0, 1, 100, _UPDATES] if on_gpu else [0, 1, 100]
@@ -85,7 +86,7 @@ def check(chosen: list[Case], options: argparse.Namespace, device: torch.device)
 
 
 def _sync_free(case: Case, device: torch.device, options: argparse.Namespace) -> bool:
-    """Whether blocks of updates pass with every host read forbidden."""
+    """Whether blocks of updates run with host reads disabled."""
     runner = cases.updater(case, device, acceleration=options.acceleration, batch=options.batch)
     runner.run(60)
     wait()
@@ -101,7 +102,7 @@ def _sync_free(case: Case, device: torch.device, options: argparse.Namespace) ->
 
 
 def _variants(case: Case, batch: int) -> dict[str, dict[int, tuple[Case, int]]]:
-    """Along each axis one size at a time: value -> case and batch."""
+    """Cases and batch sizes along each axis, varying one size at a time."""
     layers = len(case.hidden)
     found = {
         "batch": {b: (case, b) for b in (64, 256, 1024, 4096)},
@@ -119,7 +120,7 @@ def _variants(case: Case, batch: int) -> dict[str, dict[int, tuple[Case, int]]]:
 
 
 def scaling(chosen: list[Case], options: argparse.Namespace, device: torch.device) -> Found:
-    """One size at a time away from batch 256, width 256 and the case's own critics."""
+    """Vary one size at a time, starting from batch 256, width 256 and the case's number of critics."""
     for case in (case for case in chosen if case.name in _SCALED):
         for axis, variants in _variants(case, options.batch).items():
             rates = {}
@@ -132,7 +133,7 @@ def scaling(chosen: list[Case], options: argparse.Namespace, device: torch.devic
 
 
 def operations(case: Case, batch: int) -> float:
-    """Floating-point operations in the products of one update, averaged over the learner's variants."""
+    """Floating-point operations of the matrix products of one update, averaged over the learner's variants."""
     runner = cases.updater(case, torch.device("cpu"), acceleration="eager", batch=batch)
     with FlopCounterMode(display=False) as counter:
         runner.run(case.period)
@@ -140,10 +141,10 @@ def operations(case: Case, batch: int) -> float:
 
 
 def traffic(case: Case, batch: int) -> float:
-    """Bytes that cannot stay in a cache between updates: parameters, gradients, moments, targets, the batch.
+    """Bytes that cannot stay in a cache between updates: parameters, gradients, moments, targets and the batch.
 
-    Adam reads p, g, m, v and writes p, m, v; the gradient was written once; a target is read and
-    written, and its source read; activations are left out.
+    Adam reads p, g, m, v and writes p, m, v; the gradient was written once; a target is read and written, and its
+    source read; activations are not counted.
     """
     learner = cases.build(case, torch.device("cpu"))
     owned = sum(p.numel() for o in learner.optimizers.values() for p in o.parameters)
@@ -169,7 +170,7 @@ def _product_rate(size: int, members: int, device: torch.device, repeat: int) ->
 
 
 def _per_kernel(device: torch.device) -> float:
-    """Seconds from one dependent tiny kernel to the next inside a CUDA graph."""
+    """Seconds between consecutive dependent tiny kernels inside a CUDA graph."""
     x = torch.zeros(256, device=device)
     side = torch.cuda.Stream(device)
     side.wait_stream(torch.cuda.current_stream())
@@ -184,7 +185,7 @@ def _per_kernel(device: torch.device) -> float:
 
 
 def floor(chosen: list[Case], options: argparse.Namespace, device: torch.device) -> Found:
-    """The device's measured rates and, for each case, the time they allow for its operations and bytes."""
+    """Measured rates of the device and, for each case, the resulting lower bound of its time per update."""
     on_gpu = device.type == "cuda"
     n = 8192 if on_gpu else 1024
     rates: Entry = {}
@@ -218,7 +219,7 @@ def floor(chosen: list[Case], options: argparse.Namespace, device: torch.device)
 
 
 def profile(chosen: list[Case], options: argparse.Namespace, device: torch.device) -> Found:
-    """Kernels (on a CPU: operators) of one update by name."""
+    """Kernels (on a CPU, operators) of one update by name."""
     activity = ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU
     for case in chosen:
         runner = cases.updater(case, device, acceleration=options.acceleration, batch=options.batch)
@@ -249,7 +250,7 @@ def profile(chosen: list[Case], options: argparse.Namespace, device: torch.devic
 
 
 def sections(entries: dict[str, Entry]) -> Sections:
-    """What was found, a section for each kind."""
+    """One section for each kind of measurement."""
     kinds: dict[str, list[Entry]] = defaultdict(list)
     for entry in entries.values():
         kinds[entry["kind"]].append(entry)

@@ -1,11 +1,12 @@
-"""Exported policies compared with `predict`: difference, file size, speed.
+"""Exported policies compared with `predict`: numerical difference, file size, speed.
 
     python -m benchmarks.speed.export [--algorithms sac td3 …] [--steps 300] [--seconds 0.5] [--json FILE]
 
-Each algorithm is trained for some hundred steps with its own default networks in a world whose observations lie
-far from zero and whose action bounds are not symmetric, through a normaliser. Fresh observations of that world are
-compared one by one and in batches of seven, and again with the last layer a thousandfold, so that actions lie at
-their bounds. Times are CPU time of one thread, because other work disturbs it less; the three ways take turns.
+Each algorithm is trained for a few hundred steps with its default networks and a normaliser, in an environment with
+observations far from zero and asymmetric action bounds. The outputs are compared on new observations, one by one
+and in batches of seven. They are compared again with the weights of the last layer multiplied by 1000, so that
+actions are at their bounds. Times are CPU times of one thread, which other processes affect less; the three ways to
+run a policy alternate.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ Act = Callable[[Array], Array]
 
 
 class Skewed(gym.Env[Any, Any]):
-    """17 numbers of unequal scale, six actions with bounds of their own, or five choices; 50 steps."""
+    """17 observations of unequal scale, six actions with different bounds or five discrete actions; 50 steps."""
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (OBS,), np.float32)
 
@@ -66,7 +67,7 @@ def looks(rng: np.random.Generator, rows: int) -> Array:
 
 
 def train(algo: str, steps: int, folder: Path) -> Path:
-    """A run's folder."""
+    """Train a policy and return its run folder."""
     owners = get_algorithm_spec(algo).sections.owners()
     given = {
         "normalize_observations": True,
@@ -90,7 +91,7 @@ def train(algo: str, steps: int, folder: Path) -> Path:
 
 
 def onnx(path: Path) -> Callable[..., Array]:
-    import onnxruntime  # rendering the pages does not need it
+    import onnxruntime  # not needed to render the pages
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
@@ -105,9 +106,10 @@ def onnx(path: Path) -> Callable[..., Array]:
 
 
 def difference(run: Act, policy: LoadedPolicy, obs: Array, size: int, *, bounds: bool = False) -> float:
-    """The largest, with both asked in batches of `size`; of choices, the share that differs.
+    """Largest difference of actions predicted in batches of `size`; for discrete actions, the fraction that
+    differs.
 
-    `bounds`: of the actions that lie there.
+    With `bounds`, only actions at their bounds are compared.
     """
     got, wanted = (
         np.concatenate([act(obs[i : i + size]) for i in range(0, len(obs), size)]) for act in (run, policy.predict)
@@ -119,7 +121,7 @@ def difference(run: Act, policy: LoadedPolicy, obs: Array, size: int, *, bounds:
 
 
 def saturated(policy: LoadedPolicy, place: Path) -> tuple[LoadedPolicy, dict[str, Act]]:
-    """The policy pushed to its bounds, and what the writers make of it."""
+    """The policy with its actions at their bounds, and its exported files."""
     pushed = LoadedPolicy(copy.deepcopy(policy.policy), policy.spaces, policy.config)
     net: Any = pushed.policy.actor.net
     head = net.head
@@ -135,7 +137,7 @@ def saturated(policy: LoadedPolicy, place: Path) -> tuple[LoadedPolicy, dict[str
 
 
 def microseconds(ways: dict[str, Act], seconds: float) -> dict[str, float]:
-    """The median round of each way for one observation; they take turns."""
+    """Median time of each way for one observation; the ways alternate."""
     obs, found = looks(np.random.default_rng(3), 1), {name: list[float]() for name in ways}
     for turn in range(ROUNDS + 1):
         for name, act in ways.items():
@@ -239,7 +241,7 @@ def main() -> None:
     parser = report.arguments(__doc__)
     parser.add_argument("--algorithms", nargs="+", choices=algorithm_names(), default=algorithm_names())
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--seconds", type=float, default=0.5, help="of timing, for each way")
+    parser.add_argument("--seconds", type=float, default=0.5, help="seconds of timing for each way")
     options = parser.parse_args()
     torch.set_num_threads(1)
     results = Results("export", options.json)

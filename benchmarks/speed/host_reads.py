@@ -1,4 +1,4 @@
-"""`HostReads`: what makes the host wait for a device, counted by function and by place in the code."""
+"""`HostReads`: counts host-device synchronisation by function and by line of code."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from torch import Tensor
 
 from benchmarks.report import ROOT
 
-# Methods that copy values of a tensor to the host.
+# Methods that copy tensor values to the host.
 _READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__", "nonzero")
 # Functions that wait for the device explicitly.
 _WAITS = ((torch.cuda, "synchronize"), (torch.cuda.Event, "synchronize"), (torch.cuda.Stream, "synchronize"))
 
 
 class HostReads:
-    """Counts within a `with` block.
+    """Context manager that counts host reads.
 
-    `reads`: calls of methods that read a tensor of this kind of device, and explicit waits for a GPU, so that it
-    works on any device. `synchronizations`: operations that CUDA reports as synchronising; None without a GPU. It
-    contains most of `reads` again, and reads that no Python code asks for.
+    `reads`: calls of methods that read a tensor on this type of device, and explicit waits for a GPU; works on any
+    device. `synchronizations`: operations that CUDA reports as synchronising, None without a GPU. These include
+    most of `reads`, and reads that do not originate in Python code.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -1,17 +1,19 @@
-"""Minutes until a policy reaches a return: one algorithm, many environments in one call, a GPU.
+"""Minutes until a policy reaches a return: one algorithm, many batched environments, on a GPU.
 
     python -m benchmarks.speed.minutes [--task HalfCheetah Ant Humanoid] [--algo flash_sac] [--environments 256 …]
         [--updates 8 …] [--batch 2048] [--n-step 1] [--seeds 0 1 2] [--minutes 5] [--within 9] [--every 5]
         [--episodes 10] [--target RETURN] [--buffer 1000000] [--starts N] [--steps 10000000] [--set KEY=VALUE …]
         [--go-on] [--tf32] [--together 1] [--device D] [--json FILE]
 
-Several numbers of environments, or of updates per step of all of them, are runs one after the other: with few
-minutes and one seed each, and `--go-on`, they show which numbers suit a machine. `--task` may be any Gymnasium id
-with `--target`. A run is evaluated every so many seconds of training. It ends at the first evaluation that reaches
-the return (not with `--go-on`), `--minutes` after set-up and compiling, or when all runs have taken `--within`
-minutes. Its curve is kept after every evaluation: environment steps, updates, return, seconds. Seconds count from
-the start of the call, set-up and compiling included and evaluations left out; these three are kept separately.
-`--together` records how many such runs share the machine at the time.
+If several values are given for `--environments` or `--updates` (updates per vector step), each combination is a
+separate run, one after another. To find good values for a machine, use few minutes, one seed and `--go-on`.
+`--task` accepts any Gymnasium id if `--target` is given.
+
+A run is evaluated every `--every` seconds of training. It ends at the first evaluation that reaches the return
+(unless `--go-on` is given), `--minutes` after set-up and compilation, or when all runs have taken `--within`
+minutes. Its curve is written after every evaluation: environment steps, updates, return and seconds. Seconds count
+from the start of the call; they include set-up and compilation and exclude evaluations, and all three are stored
+separately. `--together` records how many such runs share the machine.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from rl_training.runs.building import choose_device
 from rl_training.runs.callbacks import Callback
 from rl_training.runs.session import Session
 
-# Environment, its arguments, and the return to reach.
+# Environment, its arguments, and the target return.
 TASKS: dict[str, tuple[str, dict[str, Any], float]] = {
     "HalfCheetah": ("HalfCheetah-v4", {}, 10_000.0),
     "Ant": ("Ant-v4", {}, 5_000.0),
@@ -43,7 +45,7 @@ TASKS: dict[str, tuple[str, dict[str, Any], float]] = {
 _NEVER = 10**12
 # Vector steps with random actions before the first update, and the fewest environment steps.
 _RANDOM, _FEWEST = 10, 5_000
-# What identifies a run, in addition to its seed.
+# Fields that identify a run, in addition to its seed.
 _CHOSEN = ("algo", "task", "environments", "updates", "batch", "n_step", "buffer", "starts", "tf32", "settings")
 
 
@@ -52,22 +54,30 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--task", nargs="+", default=list(TASKS), metavar="NAME")
     parser.add_argument("--algo", default="flash_sac")
     parser.add_argument("--environments", nargs="+", type=int, default=[256], metavar="N")
-    parser.add_argument("--updates", nargs="+", type=int, default=[8], metavar="K", help="per step of all of them")
+    parser.add_argument("--updates", nargs="+", type=int, default=[8], metavar="K", help="updates per vector step")
     parser.add_argument("--batch", type=int, default=2048)
     parser.add_argument("--n-step", type=int, default=1)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--minutes", type=float, default=5.0, help="of each run after set-up and compiling")
-    parser.add_argument("--within", type=float, help="minutes of all runs together")
+    parser.add_argument(
+        "--minutes", type=float, default=5.0, help="limit of each run, after set-up and compilation"
+    )
+    parser.add_argument("--within", type=float, help="limit of all runs together, in minutes")
     parser.add_argument("--every", type=float, default=5.0, help="seconds of training between evaluations")
     parser.add_argument("--episodes", type=int, default=10)
-    parser.add_argument("--target", type=float, help="return to reach, instead of the tasks' own")
+    parser.add_argument("--target", type=float, help="return to reach; overrides that of the task")
     parser.add_argument("--buffer", type=int, default=1_000_000)
-    parser.add_argument("--starts", type=int, help=f"default: {_RANDOM} per environment, at least {_FEWEST}")
-    parser.add_argument("--steps", type=int, default=10_000_000, help="over which a schedule decays")
+    parser.add_argument(
+        "--starts", type=int, help=f"learning_starts; default: {_RANDOM} per environment, at least {_FEWEST}"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=10_000_000, help="environment steps over which schedules decay"
+    )
     parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--go-on", action="store_true", help="train on after the return is reached")
+    parser.add_argument("--go-on", action="store_true", help="continue after the return is reached")
     parser.add_argument("--tf32", action="store_true")
-    parser.add_argument("--together", type=int, default=1, help="runs that share the machine, to be recorded")
+    parser.add_argument(
+        "--together", type=int, default=1, help="number of runs that share the machine (recorded only)"
+    )
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()
     if options.target is None and (others := set(options.task) - set(TASKS)):
@@ -76,7 +86,7 @@ def arguments() -> argparse.Namespace:
 
 
 class Climb(Callback):
-    """Evaluates by the clock, and stops at the return or when the time is over."""
+    """Callback that evaluates by wall time, and stops at the target return or the time limit."""
 
     def __init__(
         self, options: argparse.Namespace, target: float, deadline: float, keep: Callable[[Entry], None]
@@ -93,7 +103,7 @@ class Climb(Callback):
 
     @property
     def reached(self) -> float | None:
-        """Seconds until the first evaluation with the return."""
+        """Seconds until the first evaluation that reaches the target return."""
         return next((seconds for *_, mean, seconds in self.curve if mean >= self.target), None)
 
     def on_training_start(self, session: Session) -> None:
@@ -151,7 +161,7 @@ def config_of(options: argparse.Namespace, task: str, environments: int, updates
 
 
 def runs(options: argparse.Namespace) -> Iterator[tuple[Entry, TrainConfig]]:
-    """What sets a run apart, and its configuration."""
+    """Yield the identifying fields of each run, and its configuration."""
     for task, environments, updates in itertools.product(options.task, options.environments, options.updates):
         target = options.target if options.target is not None else TASKS[task][2]
         for seed in options.seeds:
@@ -170,7 +180,7 @@ def setting_of(entry: Entry) -> tuple[str, ...]:
 
 
 def row_of(entries: list[Entry]) -> list[str]:
-    """One setting: minutes of every seed that reached the return, and the last evaluation of every seed."""
+    """Row of one setting: minutes of every seed that reached the return, and the last evaluation of every seed."""
     first = entries[0]
     minutes = ["–" if e["reached"] is None else f"{e['reached'] / 60:.1f}" for e in entries]
     ends = [e["curve"][-1] for e in entries]
@@ -216,7 +226,7 @@ def sections(entries: dict[str, Entry]) -> Sections:
 
 
 def keeper(results: Results, key: str, about: Entry, kept: dict[str, Entry]) -> Callable[[Entry], None]:
-    """A function that keeps what is known of a run, in the file too."""
+    """Return a function that stores the current state of a run in memory and in the file."""
 
     def keep(found: Entry) -> None:
         kept[key] = about | found

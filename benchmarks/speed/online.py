@@ -1,17 +1,17 @@
-"""Online training end to end, with environments that step in one call.
+"""Online training end to end, with batched environments.
 
     python -m benchmarks.speed.online cores [--steps 3000] [--pairs 3] [--json FILE]
-        SAC on HalfCheetah-v5 and Stable-Baselines3 on a CPU, in turn and with as many updates: one environment,
-        eight with one update per step of all of them, and eight without updates. The results are those of
-        `benchmarks.speed.training`.
+        SAC on HalfCheetah-v5 and Stable-Baselines3 on a CPU, alternating and with the same number of updates: one
+        environment, eight environments with one update per vector step, and eight without updates. Results are
+        stored with those of `benchmarks.speed.training`.
     python -m benchmarks.speed.online evaluation [--episodes 10] [--rounds 5] [--json FILE]
-        Seconds of an evaluation on HalfCheetah-v5, by the setting `environments`.
+        Seconds of an evaluation on HalfCheetah-v5, for each value of the setting `environments`.
     python -m benchmarks.speed.online tensor [--environments 4096] [--updates 8] [--batch 1024] [--device D]
         [--vector-steps 4000] [--learning-steps 1000] [--json FILE]
-        SAC on torch/Pendulum-v1: a run for rates and host reads, without evaluations, and a run for the returns.
+        SAC on torch/Pendulum-v1: one run for rates and host reads, without evaluations, and one run for returns.
 
-`benchmarks.speed.steps` splits the time of a step, `benchmarks.speed.training` has a GPU and other peers, and
-`benchmarks.speed.seeds` trains many seeds as one.
+See also `benchmarks.speed.steps` for the parts of a step, `benchmarks.speed.training` for GPUs and other peers, and
+`benchmarks.speed.seeds` for many seeds trained together.
 """
 
 from __future__ import annotations
@@ -38,30 +38,30 @@ from rl_training.runs.callbacks import Callback
 from rl_training.runs.session import Session
 from rl_training.runtime.online import OnlineConfig
 
-# Vector steps after the first update before anything is counted: compiling and capturing are over.
+# Vector steps between the first update and the first measurement, for compilation and capture.
 _SETTLE = 50
-# Vector steps between two lines of the log.
+# Vector steps between two log rows.
 _REPORT = 1_000
 
 
 def arguments() -> argparse.Namespace:
     parser = report.arguments(__doc__)
     parser.add_argument("mode", choices=("cores", "evaluation", "tensor"))
-    parser.add_argument("--steps", type=int, default=3_000, help="of one environment; eight make as many each")
+    parser.add_argument("--steps", type=int, default=3_000, help="steps of each environment")
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--episodes", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--way", nargs="+", default=["local", "auto"], help="values of `environments`")
     parser.add_argument("--env", default="torch/Pendulum-v1")
     parser.add_argument("--environments", type=int, default=4096)
-    parser.add_argument("--updates", type=int, default=8, help="per vector step")
+    parser.add_argument("--updates", type=int, default=8, help="updates per vector step")
     parser.add_argument("--batch", type=int, default=1024)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--vector-steps", type=int, default=4_000, help="of the run for rates")
+    parser.add_argument("--vector-steps", type=int, default=4_000, help="vector steps of the run for rates")
     parser.add_argument(
-        "--learning-steps", type=int, default=1_000, help="vector steps of the run for returns; or 0"
+        "--learning-steps", type=int, default=1_000, help="vector steps of the run for returns; 0: no such run"
     )
-    parser.add_argument("--evaluations", type=int, default=20, help="of the run for returns")
+    parser.add_argument("--evaluations", type=int, default=20, help="evaluations of the run for returns")
     return parser.parse_args()
 
 
@@ -77,7 +77,8 @@ def compare_on_cores(options: argparse.Namespace) -> None:
 
 
 def evaluation_seconds(options: argparse.Namespace) -> dict[str, list[float]]:
-    """Seconds of evaluations by each value of `environments`, in turn, after one that makes the environments."""
+    """Seconds of evaluations for each value of `environments`, alternating, after one that creates the
+    environments."""
     config = configure("sac/halfcheetah", "sac", [], device="cpu")
     (case,) = cases.find(["SAC"])
     policy, spaces = cases.build(case, torch.device("cpu")).model.policy, spaces_of(config)
@@ -98,7 +99,7 @@ def evaluation_seconds(options: argparse.Namespace) -> dict[str, list[float]]:
 
 
 class Windows(Callback):
-    """Times the first half of the vector steps after `start`, and counts host reads in the second."""
+    """Times the first half of the vector steps after `start`, and counts host reads in the second half."""
 
     def __init__(self, start: int, end: int, width: int, device: torch.device) -> None:
         self.start, self.middle, self.end, self.width = start, (start + end) // 2, end, width

@@ -1,12 +1,12 @@
-"""Share of training time that the NaN guard, the memory check and checkpoints take.
+"""Fraction of training time spent in the NaN guard, the memory check and checkpoints.
 
     python -m benchmarks.speed.overhead [--device D] [--steps 12000] [--json FILE]
-        Shares in a real run.
+        Fractions in a real run.
     python -m benchmarks.speed.overhead --checkpoints [--rows 10000 100000 1000000]
         Size and seconds of a checkpoint, compared with Stable-Baselines3's `save` and `save_replay_buffer`.
 
-The run is SAC on HalfCheetah-v5 from its packaged config at the default intervals; each part is timed inside it.
-The goal is a share below 3 % for each part. A checkpoint is flushed to the disk; the peer's is not.
+The run is SAC on HalfCheetah-v5 with its packaged configuration and the default intervals. Each part is timed
+inside the run and should take less than 3 %. Our checkpoints are flushed to disk; the peer's are not.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from rl_training.runs import session
 from rl_training.runs.building import choose_device
 from rl_training.runtime import online
 
-# The parts, and where each is called from.
+# The parts, and the functions that are timed.
 PARTS = {
     "NaN guard, parameters and terms": (session, "check_finite"),
     "NaN guard, observations": (Collector, "_check_rows"),
@@ -53,14 +53,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--config", default="sac/halfcheetah")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE")
     parser.add_argument("--steps", type=int, default=12_000)
-    parser.add_argument("--folder", type=Path, help="disk to write to; the temporary folder if not given")
+    parser.add_argument("--folder", type=Path, help="folder to write to; default: the temporary folder")
     parser.add_argument("--checkpoints", action="store_true")
     parser.add_argument("--rows", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
     return parser.parse_args()
 
 
 def shares(options: argparse.Namespace) -> Entry:
-    """A real run at the default intervals with each part timed."""
+    """Run with the default intervals and time each part."""
     defaults = TrainConfig.model_fields
     config = configure(
         options.config,
@@ -79,7 +79,7 @@ def shares(options: argparse.Namespace) -> Entry:
         for name, (owner, attribute) in PARTS.items():
             stack.enter_context(stopwatch.around(owner, attribute, name))
         whole = seconds_of_run(config, parent=options.folder)
-    # A checkpoint is checked before it is written: that call is counted in both.
+    # A checkpoint is checked before it is written; that call counts for both parts.
     found = {
         name: {
             "seconds": stopwatch.seconds[name],
@@ -102,7 +102,7 @@ def shares(options: argparse.Namespace) -> Entry:
 
 
 def ours(rows: int, folder: Path, device: torch.device) -> Entry:
-    """The first checkpoint of a full buffer, and the next one after some new rows."""
+    """The first checkpoint of a full buffer, and the next one after a few new rows."""
     case = next(case for case in cases.CASES if case.name == "SAC")
     learner = cases.build(case, device)
     layout = RowLayout.of(case.spaces)
@@ -129,7 +129,7 @@ def ours(rows: int, folder: Path, device: torch.device) -> Entry:
 
 
 def theirs(rows: int, folder: Path, device: torch.device) -> Entry:
-    """Stable-Baselines3's two calls for the same networks and as many rows."""
+    """Stable-Baselines3's two calls for the same networks and number of rows."""
     import stable_baselines3
 
     agent = stable_baselines3.SAC(
@@ -179,7 +179,7 @@ def share_text(entries: list[Entry]) -> str:
 
 
 def checkpoint_text(entries: list[Entry], runs: list[Entry]) -> str:
-    """Sizes and seconds, and the share of training time where a run was timed on the same machine."""
+    """Sizes and seconds, and the fraction of training time if a run was timed on the same machine."""
     pace = {e["machine"]: e["seconds_per_step"] * e["checkpoint_interval"] for e in runs}
     rows = []
     for e in sorted(entries, key=lambda e: (e["machine"], e["rows"])):

@@ -1,9 +1,9 @@
-"""The picture, the numbers and the table of speed of the README, from the measurements in `benchmarks/results/`.
+"""Write the figure, the numbers and the speed table of the README from `benchmarks/results/`.
 
     python -m benchmarks.speed.picture     writes docs/pictures/speed-*.svg and the sections of the README
 
-Left: updates per second on a CPU relative to the fastest implementation that pip installs, measured together.
-Right: updates per second of up to 32 seeds trained together on one GPU, and of one run.
+Left panel: updates per second on a CPU relative to the fastest implementation on PyPI, measured together. Right
+panel: updates per second of up to 32 seeds trained together on one GPU, and of a single run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SHOWN_ON_A_GPU = ("SAC", "IQL", "TD3+BC")
 
 
 def beside_peers() -> list[Entry]:
-    """The measurements on a CPU that have a peer, one case per algorithm, the largest ratio last."""
+    """CPU measurements with a peer, one case per algorithm, sorted by ratio."""
     found: dict[str, Entry] = {}
     for entry in Results("updates").load().values():
         if entry["kind"] == "rate" and entry["device"] == "cpu" and entry.get("peer"):
@@ -42,7 +42,7 @@ def beside_peers() -> list[Entry]:
 
 
 def on_a_gpu() -> list[tuple[Entry, Entry]]:
-    """Measurements on a GPU in float32, each with a peer of the same run."""
+    """GPU measurements in float32 with a peer from the same run."""
     entries = [e for e in Results("updates").load().values() if e["kind"] == "rate" and e["device"] != "cpu"]
     shown = [e for case in _SHOWN_ON_A_GPU for e in entries if e["case"] == case and not e["tf32"]]
     return [(entry, peer) for entry in shown for peer in beside(entry)]
@@ -71,7 +71,7 @@ def library(peer: Entry) -> str:
 
 
 def numbers() -> str:
-    """Four numbers of the README: SAC on a CPU, on a GPU, many seeds of it together, and minutes to a return."""
+    """Four numbers of the README: SAC on a CPU, on a GPU, with many seeds together, and minutes to a return."""
     cpu = next(e for e in beside_peers() if e["case"] == "SAC")
     gpu, peer = next(pair for pair in on_a_gpu() if pair[0]["case"] == "SAC")
     _, single, many = next(found for found in together() if found[0] == "SAC")
@@ -159,7 +159,7 @@ def main() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name, ink in _INKS.items():
         path = FOLDER / f"speed-{name}.svg"
-        with mpl.rc_context({"svg.hashsalt": "picture"}):  # the same ids in every drawing
+        with mpl.rc_context({"svg.hashsalt": "picture"}):  # deterministic element ids
             draw(ink).savefig(path, metadata={"Date": None})
         print(f"wrote {path.relative_to(report.ROOT)}")
     report.write_sections({(report.README, "numbers"): numbers(), (report.README, "speed"): speed()})

@@ -3,11 +3,11 @@
     python -m benchmarks.speed.population [--algo iql sac …] [--sizes 1 8 32] [--device cuda|cpu] [--tf32] [--bf16]
                                     [--acceleration MODE] [--seconds 4] [--blocks 5] [--batch 256] [--json FILE]
 
-Observations 17, actions 6, float32, one data set on the device for all, networks as in `benchmarks.speed.updates`.
-A seed-update is one update of one member: S members that make n updates each have made S · n. Size 1 is the
-ordinary single run, without a stack; the gain is seed-updates per second over its. Memory per member is, on a GPU,
-what the process takes on the device beyond the data, at its peak, divided by S; on a CPU, the bytes of networks,
-gradients and moments.
+Observations have 17 dimensions and actions 6; computation is in float32, all members share one data set on the
+device, and networks are those of `benchmarks.speed.updates`. A seed-update is one update of one member: n updates
+of S members are S · n seed-updates. Size 1 is an ordinary single run; the gain is the number of seed-updates per
+second relative to it. Memory per member is, on a GPU, the peak memory of the process without the data, divided by
+S; on a CPU, the bytes of networks, gradients and moments.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from rl_training.updates.stack import Stack
 from rl_training.updates.stacked import StackedUpdater
 from rl_training.updates.updater import Acceleration, Updater
 
-# One of each kind of update: value functions apart, a soft actor, a plain one, an ensemble.
+# One algorithm of each kind: separate value function, soft actor, deterministic actor, ensemble.
 _USUAL = ["iql", "sac", "td3_bc", "redq"]
 
 
 def arguments() -> argparse.Namespace:
     parser = setup.arguments(__doc__, seconds=4.0)
-    parser.add_argument("--bf16", action="store_true", help="with TF32 for layers that are not wide")
-    parser.add_argument("--algo", nargs="+", default=_USUAL, help="algorithms or names of cases")
+    parser.add_argument("--bf16", action="store_true", help="bfloat16 for wide layers, TF32 for the others")
+    parser.add_argument("--algo", nargs="+", default=_USUAL, help="names of algorithms or cases")
     parser.add_argument("--sizes", nargs="+", type=int, default=[1, 8, 32], metavar="S")
     parser.add_argument("--blocks", type=int, default=5)
     options = parser.parse_args()
@@ -47,7 +47,7 @@ def arguments() -> argparse.Namespace:
 
 
 def population(case: Case, rows: torch.Tensor, members: int, acceleration: Acceleration, batch: int) -> Updater:
-    """The updates of this number of members on the same rows; those of one member are a single run's."""
+    """Updater of this many members on the same rows; for one member, that of a single run."""
     learners = [cases.build(case, rows.device, seed=seed) for seed in range(members)]
     updaters = []
     for learner in learners:
@@ -57,7 +57,7 @@ def population(case: Case, rows: torch.Tensor, members: int, acceleration: Accel
 
 
 def _bytes_of(learner: Learner) -> int:
-    """Networks, gradients and moments of one member."""
+    """Bytes of networks, gradients and moments of one member."""
     optimizers = learner.optimizers.values()
     networks = chain.from_iterable(chain(m.parameters(), m.buffers()) for m in learner.modules().values())
     moments = [moment for o in optimizers for moment in (*o.exp_avg, *o.exp_avg_sq)]
@@ -73,7 +73,7 @@ def _taken_on(device: torch.device) -> int:
 
 
 def measure(case: Case, members: int, options: argparse.Namespace, device: torch.device) -> Entry:
-    """Seed-updates per second and memory of one size."""
+    """Seed-updates per second and memory for one size."""
     on_gpu = device.type == "cuda"
     rows = cases.random_rows(case.layout).to(device)
     before = _taken_on(device) if on_gpu else 0
@@ -97,18 +97,18 @@ def measure(case: Case, members: int, options: argparse.Namespace, device: torch
 
 
 def _group(entry: Entry) -> tuple[str, ...]:
-    """What sizes are compared within: one case on one machine, run in one way."""
+    """Fields within which sizes are compared: machine, case, mode, precision and batch size."""
     place = (entry["machine"], f"{entry['threads']} threads" if entry["device"] == "cpu" else "")
     return (*place, entry["case"], f"{entry['mode']}, {setup.precision_of(entry)}", str(entry["batch"]))
 
 
 def _memory(taken: float | None) -> str:
-    """Unknown where sizes followed each other in one process: what one left behind would count for the next."""
+    """Memory per member; unknown if several sizes ran in one process, because memory of one counts for the next."""
     return "–" if taken is None else f"{taken / 2**20:.1f} MiB"
 
 
 def _place(entry: Entry) -> str:
-    """Machine, threads of a CPU, and mode."""
+    """Machine, number of CPU threads, and mode."""
     machine, threads, _, mode, _ = _group(entry)
     return ", ".join(part for part in (machine.split(",")[0], threads, mode.partition(",")[0]) if part)
 
@@ -149,7 +149,7 @@ def text_of(entries: list[Entry]) -> str:
 
 
 def sections(entries: dict[str, Entry]) -> Sections:
-    """Everything measured so far as one table."""
+    """All measurements as one table."""
     found = list(entries.values())
     if not found:
         return {}

@@ -1,9 +1,10 @@
-"""Seconds and memory of reading and reporting thousands of runs.
+"""Time and memory needed to read and report thousands of runs.
 
     python -m benchmarks.speed.report_size [--runs 2000] [--folder DIR] [--json FILE]
 
-One run folder is written by the package, and copied for every seed, setting and task with other evaluations (100 of
-them between 200 rows of training). Reading and the whole page are measured in separate processes.
+The package writes one run folder. It is copied for every seed, setting and task with different evaluations (100
+evaluations among 200 rows of training metrics). Reading the runs and writing the page are measured in separate
+processes.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ WORK = {
 
 
 def write_runs(folder: Path, runs: int) -> None:
-    """Run folders: settings by the number of the run, ten seeds each, on two tasks."""
+    """Write run folders: several settings with ten seeds each, on two tasks."""
     rng = np.random.default_rng(0)
     record: dict[str, Any] | None = None
     for number in range(runs):
@@ -101,7 +102,7 @@ def measure(folder: Path, page: Path) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=2_000)
-    parser.add_argument("--folder", type=Path, help="keep the folders and the page here")
+    parser.add_argument("--folder", type=Path, help="folder in which the runs and the page are kept")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:

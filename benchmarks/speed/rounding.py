@@ -1,13 +1,15 @@
-"""How far members of a population are from their single runs; whether a resumed population is the undisturbed one.
+"""Numerical difference between members of a population and single runs, and exactness of resumed populations.
 
     python -m benchmarks.speed.rounding [--updates 200] [--kills 10] [--hidden 64 64] [--sets default avx2 avx512]
                                   [--json FILE]
 
-Once for each CPU instruction set that torch has kernels for and the machine has (`ATEN_CPU_CAPABILITY`), in a
-process of its own, on one thread. Members: three of each algorithm on the same rows (observations 17, actions 6,
-float32), beside three single runs; the largest difference of any parameter. Resuming: three members of SAC on
-Pendulum-v1 with a checkpoint every four steps are killed with SIGKILL at a random moment and resumed; their last
-checkpoints are compared with those of a population that was not killed, without a tolerance.
+Runs once for each CPU instruction set that both torch and the machine support (`ATEN_CPU_CAPABILITY`), in separate
+processes with one thread.
+
+Members: three members of each algorithm and three single runs on the same rows (17 observations, 6 actions,
+float32). The result is the largest difference of any parameter. Resuming: three members of SAC on Pendulum-v1 with
+a checkpoint every four steps are killed with SIGKILL at a random moment and resumed. Their last checkpoints must
+equal those of an uninterrupted population exactly.
 """
 
 from __future__ import annotations
@@ -54,12 +56,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--hidden", nargs="+", type=int, default=[64, 64])
     parser.add_argument("--sets", nargs="+", choices=SETS, default=available_sets())
-    parser.add_argument("--here", action="store_true", help="measure in this process and print entries")
+    parser.add_argument("--here", action="store_true", help="measure in this process and print the entries")
     return parser.parse_args()
 
 
 def available_sets() -> list[str]:
-    """The instruction sets up to the one that torch has chosen for this process."""
+    """Instruction sets up to the one that torch selected for this process."""
     chosen = torch.backends.cpu.get_cpu_capability().lower()
     return list(SETS[: SETS.index(chosen) + 1]) if chosen in SETS else ["default"]
 
@@ -151,7 +153,7 @@ def kills(count: int) -> Iterator[Entry]:
             time.sleep(moments.uniform(0.05, 0.6) * whole)
             os.kill(pid, signal.SIGKILL)
             if not os.WIFSIGNALED(os.waitpid(pid, 0)[1]):
-                continue  # it had ended before
+                continue  # it ended before the signal
             made += 1
             steps = {
                 tuple(path.name for path in list_checkpoints(run / "checkpoints")[-1:]) for run in _homes(folder)
@@ -166,7 +168,7 @@ def kills(count: int) -> Iterator[Entry]:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Entry]:
-    """All entries of the instruction set that this process has."""
+    """All entries for the instruction set of this process."""
     torch.set_num_threads(1)
     name = torch.backends.cpu.get_cpu_capability().lower()
     common = report.stamp("cpu") | {"set": name}
@@ -176,10 +178,10 @@ def measure(options: argparse.Namespace) -> dict[str, Entry]:
         rows = cases.random_rows(case.layout)
         for batch in BATCHES:
             apart = distance(case, rows, batch, options.updates)
-            said: dict[str, Any] = {"kind": "member", "case": case.name, "batch": batch, "distance": apart}
+            fields: dict[str, Any] = {"kind": "member", "case": case.name, "batch": batch, "distance": apart}
             found[f"{name} {case.name} {batch}"] = (
                 common
-                | said
+                | fields
                 | {
                     "hidden": options.hidden,
                     "updates": options.updates,

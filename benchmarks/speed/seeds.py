@@ -1,13 +1,15 @@
-"""Many seeds end to end: a population compared with single runs, a process per seed, and Stable-Baselines3.
+"""Training time of many seeds: as a population, as single runs, with one process per seed, and with
+Stable-Baselines3.
 
-    python -m benchmarks.speed.seeds --env HalfCheetah-v5 --seeds 10 --steps 100000 [--singles 2] [--peer-steps
-    20000] python -m benchmarks.speed.seeds --env Pendulum-v1 --seeds 4 --steps 3000 --processes 1 2 [--json FILE]
+    python -m benchmarks.speed.seeds --env HalfCheetah-v5 --seeds 10 --steps 100000 [--singles 2]
+                               [--peer-steps 20000] [--json FILE]
+    python -m benchmarks.speed.seeds --env Pendulum-v1 --seeds 4 --steps 3000 --processes 1 2 [--json FILE]
 
-SAC with the settings of its packaged config for that environment, without evaluation. Seconds are those of the
-whole call: building, compiling, training, the last checkpoint. Incomplete measurements are extrapolated and marked:
+Trains SAC with its packaged configuration for the environment, without evaluation. Seconds are those of the whole
+call: set-up, compilation, training and the last checkpoint. Two measurements are extrapolated and marked as such:
 `--singles` of the seeds are trained one after another, and Stable-Baselines3 trains one seed for `--peer-steps`
-steps. With `--processes` each seed is also trained by its own process, all at the same time, with this number of
-CPU threads each; the others have torch's default.
+steps. `--processes` additionally trains each seed in its own process, all concurrently, with each of these numbers
+of CPU threads per process. All other measurements use torch's default number of threads.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ POPULATION = "one population"
 def arguments() -> argparse.Namespace:
     parser = report.arguments(__doc__)
     parser.add_argument("--env", default="HalfCheetah-v5")
-    parser.add_argument("--config", help="path or sac/<name>; by default that of the environment")
+    parser.add_argument("--config", help="path or sac/<name>; default: that of the environment")
     parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--steps", type=int, default=100_000)
@@ -49,15 +51,15 @@ def arguments() -> argparse.Namespace:
         type=int,
         default=[],
         metavar="THREADS",
-        help="also all seeds at once, a process each",
+        help="also train all seeds concurrently, with one process each",
     )
-    parser.add_argument("--peer-steps", type=int, default=0, help="steps of Stable-Baselines3; 0: without it")
+    parser.add_argument("--peer-steps", type=int, default=0, help="steps of Stable-Baselines3; 0: not measured")
     parser.add_argument("--device", default="auto")
     return parser.parse_args()
 
 
 def together(config: TrainConfig, seeds: int) -> float:
-    """Seconds of one population."""
+    """Seconds of a population."""
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
         members = members_of(config.replace(output_dir=folder, seeds=list(range(seeds))))
@@ -71,13 +73,13 @@ def one_by_one(config: TrainConfig, seeds: int) -> list[float]:
 
 
 def extrapolated(alone: list[float], seeds: int) -> float:
-    """Seconds of this number of single runs in one process; only the first compiles."""
+    """Seconds of this many single runs in one process; only the first one compiles."""
     first, *others = alone
     return first + (seeds - 1) * (sum(others) / len(others) if others else first)
 
 
 def processes(config: TrainConfig, seeds: int, threads: int) -> float:
-    """Seconds until as many processes as seeds have ended that began together, their imports included."""
+    """Seconds until one process per seed has ended; all start together, and imports are included."""
     environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.yaml"
@@ -91,8 +93,8 @@ def processes(config: TrainConfig, seeds: int, threads: int) -> float:
 
 
 def measure(config: TrainConfig, options: argparse.Namespace) -> Iterator[tuple[str, float, str]]:
-    """Every way in turn, its seconds, and how they were found; the population first, so that it pays for what is
-    made once in a process."""
+    """Seconds of every way, and how they were obtained. The population comes first, so that it includes one-time
+    costs of the process."""
     seeds, singles = options.seeds, options.singles
     if options.population:
         yield POPULATION, together(config, seeds), "measured"

@@ -1,4 +1,4 @@
-"""Shared parts of programs that measure updates: options, and the preparation of the process as in a run."""
+"""Options and process settings shared by the programs that measure updates."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from rl_training.updates.updater import choose, set_precision
 
 
 def arguments(description: str | None, *, seconds: float) -> argparse.ArgumentParser:
-    """A parser with the options of all of them; `seconds` is the default of `--seconds`."""
+    """A parser with the common options; `seconds` is the default of `--seconds`."""
     parser = report.arguments(description)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--tf32", action="store_true")
-    parser.set_defaults(bf16=False)  # programs that record it have the option
+    parser.set_defaults(bf16=False)  # only programs that record it have the option
     parser.add_argument("--acceleration", default="auto", choices=("auto", "eager", "compile", "graph"))
-    parser.add_argument("--seconds", type=float, default=seconds, help="of each contender in each case")
+    parser.add_argument("--seconds", type=float, default=seconds, help="seconds of each contender in each case")
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--threads", type=int, help="CPU threads of every contender")
     return parser
 
 
 def prepare(options: argparse.Namespace) -> tuple[torch.device, Entry, str]:
-    """The device, facts about the machine, and a key that names both."""
+    """The device, a description of the machine, and a key that identifies both."""
     device = choose_device(options.device)
     prepare_process(device)
     if options.threads:
@@ -41,5 +41,5 @@ def prepare(options: argparse.Namespace) -> tuple[torch.device, Entry, str]:
 
 
 def precision_of(entry: Mapping[str, Any]) -> str:
-    """What its matrix products are computed in."""
+    """Precision of the matrix products."""
     return "bf16" if entry.get("bf16") else "TF32" if entry["tf32"] else "float32"

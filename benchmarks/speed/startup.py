@@ -2,10 +2,10 @@
 
     python -m benchmarks.speed.startup [--repeats 5] [--json FILE]
 
-Every program is started anew, in rounds over all programs, so that other work on the machine affects all of them
-alike. The goals, which are printed and not rendered, assume idle cores. They are compared with CPU seconds if a
-program is one process, because other work disturbs those less. A goal with a plus is relative to another row: the
-import of torch, a bare process, the same run with local environments.
+Every program is started anew in each round, so that other load on the machine affects all programs alike. Goals are
+printed but not rendered, and assume idle cores. If a program is a single process, its CPU time is compared with the
+goal, because other load affects it less. A goal with a plus is relative to another row: the import of torch, a
+minimal process, or the same run with local environments.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ print(time.perf_counter() - started)
 """
 BARE_ENV, OWN_ENV, OWN_ENVS = "environment, bare process", "environment, our process", f"{SEVERAL} of them together"
 LOCAL, PROCESSES = (f"{STEPS} steps, environments: {kind}" for kind in ("local", "processes"))
-# Goals: seconds, or seconds more than another row; and megabytes more than another row.
+# Goals: seconds, or seconds and megabytes in addition to another row.
 GOALS: dict[str, tuple[float, str | None]] = {
     **dict.fromkeys(list(PROGRAMS)[:6], (0.4, None)),
     "rl_training.SAC": (0.3, "import torch"),
@@ -75,23 +75,23 @@ Sample = dict[str, float]
 
 
 def program(words: tuple[str, ...]) -> Sample:
-    """A program from its start to its end."""
+    """Time a program from start to exit."""
     started = time.perf_counter()
     silent = subprocess.DEVNULL
     process = subprocess.Popen([sys.executable, *words], env=ENVIRONMENT, stdout=silent, stderr=silent)
     _, _, usage = os.wait4(process.pid, 0)
-    process.returncode = 0  # it has been waited for
+    process.returncode = 0  # the process has already been waited for
     return {"seconds": time.perf_counter() - started, "cpu": usage.ru_utime + usage.ru_stime}
 
 
 def resident(pid: int) -> float:
-    """Megabytes of memory that a process holds."""
+    """Resident memory of a process in megabytes."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def bare_environment() -> Sample:
-    """A process that imports Gymnasium and resets an environment, and nothing else."""
+    """A process that only imports Gymnasium and resets an environment."""
     started = time.perf_counter()
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", BARE], env=ENVIRONMENT, stdin=pipe, stdout=pipe) as process:
@@ -103,7 +103,7 @@ def bare_environment() -> Sample:
 
 
 def own_environments(count: int) -> Sample:
-    """The same in our processes, to the first observation of the last."""
+    """The same in our environment processes, up to the first observation of the last one."""
     config = TrainConfig(algo="sac", env_id=ENV_ID, total_timesteps=1, num_envs=count, environments="processes")
     started = time.perf_counter()
     pool = EnvPool(config)
@@ -140,7 +140,7 @@ def measurements() -> dict[str, Callable[[], Sample]]:
 
 
 def measure(repeats: int) -> dict[str, Entry]:
-    """Every sample of every measurement; a first round, in which files are read from the disk, does not count."""
+    """All samples of every measurement; the first round, which reads files from disk, is discarded."""
     samples: dict[str, list[Sample]] = {name: [] for name in measurements()}
     for turn in range(repeats + 1):
         for name, take in measurements().items():
@@ -156,7 +156,7 @@ def measure(repeats: int) -> dict[str, Entry]:
 
 
 def rows(entries: dict[str, Entry]) -> list[list[str]]:
-    """The cells of each measurement; the last one has the goals."""
+    """Cells of each measurement; the last cell contains the goals."""
     median: dict[tuple[str, str], float] = {
         (name, key): statistics.median(entry[key])
         for name, entry in entries.items()

@@ -1,16 +1,17 @@
-"""Environment steps per second without a policy and updates: every way to step N environments, in turn.
+"""Environment steps per second without policy or updates, for every way to step N environments.
 
     python -m benchmarks.speed.stepping [--task NAME …] [--environments 1 16 128 1024] [--threads 1 4 16]
         [--way NAME …] [--seconds 1.5] [--rounds 5] [--json FILE]
-        MuJoCo: all environments in one call (`environments: batched`) with each number of threads, one after the
-        other (`local`), in processes, and Gymnasium's `SyncVectorEnv` and `AsyncVectorEnv`. Processes are only
-        started if every environment can have a core, and `SyncVectorEnv` and `local` have at most 128 environments.
+        MuJoCo: batched environments (`environments: batched`) with each number of threads, sequential ones
+        (`local`), separate processes, and Gymnasium's `SyncVectorEnv` and `AsyncVectorEnv`. Processes are used
+        only if every environment can have a core; `SyncVectorEnv` and `local` have at most 128 environments.
     python -m benchmarks.speed.stepping --tensor torch/Pendulum-v1 [--environments 4096] [--device D] …
         A tensor environment on a device.
 
-Actions are random and made beforehand. Environments are reset when an episode ends, and that time counts; a vector
-environment of Gymnasium resets within the step, so that every step is one of the simulation. The rate is the median
-over `--rounds` blocks of each way, which are run in turn and take about `--seconds` in all.
+Actions are random and generated beforehand. Environments are reset when an episode ends, and resets are timed.
+Vector environments of Gymnasium reset within the step, so that each of their steps is a simulation step. The rate
+is the median over `--rounds` blocks of each way; the ways alternate, and the blocks of a way take about `--seconds`
+in total.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ TASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "Humanoid-v5 without contact forces": ("Humanoid-v5", _WITHOUT_FORCES),
 }
 WAYS = ("batched", "local", "processes", "SyncVectorEnv", "AsyncVectorEnv")
-# The largest number of environments that are stepped one after the other: their rate hardly depends on it.
+# Largest number of sequential environments; their rate hardly depends on the number.
 _IN_TURN = 128
 _ACTIONS = 32  # vector steps until the actions repeat
 
@@ -52,11 +53,15 @@ def arguments() -> argparse.Namespace:
     parser = report.arguments(__doc__)
     parser.add_argument("--task", nargs="+", choices=TASKS, default=list(TASKS), metavar="NAME")
     parser.add_argument("--way", nargs="+", choices=WAYS, default=list(WAYS), metavar="NAME")
-    parser.add_argument("--environments", nargs="+", type=int, metavar="N", help="default: 1 16 128 1024, or 4096")
-    parser.add_argument("--threads", nargs="+", type=int, default=[1, 4, 16], metavar="N", help="of batched ones")
-    parser.add_argument("--tensor", metavar="ID", help="a tensor environment instead")
-    parser.add_argument("--device", default="auto", help="of a tensor environment")
-    parser.add_argument("--seconds", type=float, default=1.5, help="of each way in each case")
+    parser.add_argument(
+        "--environments", nargs="+", type=int, metavar="N", help="default: 1 16 128 1024; 4096 with --tensor"
+    )
+    parser.add_argument(
+        "--threads", nargs="+", type=int, default=[1, 4, 16], metavar="N", help="threads of batched environments"
+    )
+    parser.add_argument("--tensor", metavar="ID", help="measure this tensor environment instead")
+    parser.add_argument("--device", default="auto", help="device of a tensor environment")
+    parser.add_argument("--seconds", type=float, default=1.5, help="seconds of each way in each case")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     options.environments = options.environments or ([4096] if options.tensor else [1, 16, 128, 1024])
@@ -128,13 +133,13 @@ class Tensors:
 
 
 def random_actions(space: gym.Space[Any], count: int) -> Iterator[Any]:
-    """Arrays of `count` actions without end."""
+    """Infinite iterator over arrays of `count` actions."""
     space.seed(0)
     return cycle([np.stack([space.sample() for _ in range(count)]) for _ in range(_ACTIONS)])
 
 
 def ways(task: str, count: int, options: argparse.Namespace) -> dict[str, Callable[[], Stepper]]:
-    """How to make `count` environments in each way that this machine has enough cores for."""
+    """Constructors of `count` environments, for each way that this machine has enough cores for."""
     (env_id, env_kwargs), cores = TASKS.get(task, (task, {})), available_cores()
     config = TrainConfig(
         algo="sac", env_id=env_id, env_kwargs=env_kwargs, num_envs=count, seed=0, total_timesteps=10**9
@@ -173,7 +178,7 @@ def measure(
 
 
 def order_of(way: str) -> tuple[int, int]:
-    """Ways in the order of `WAYS`, and by the number of threads."""
+    """Sort key of a way: its position in `WAYS`, then its number of threads."""
     name, _, threads = way.partition(", ")
     return WAYS.index(name), int(threads.split()[0]) if threads else 0
 
@@ -237,7 +242,7 @@ def main() -> None:
     results = Results("stepping", options.json)
     device = str(choose_device(options.device)) if options.tensor else "cpu"
     stamp = report.stamp(device)
-    # Processes are forked, which needs as much free memory as this process has, so small numbers come first.
+    # Processes are forked, which needs as much free memory as this process uses, so small numbers come first.
     for count in sorted(options.environments):
         for task in [options.tensor] if options.tensor else options.task:
             for way, entry in measure(ways(task, count, options), count, options):

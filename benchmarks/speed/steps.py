@@ -1,14 +1,14 @@
-"""Environment steps per second of whole runs, and where the time of a step goes.
+"""Environment steps per second of whole runs, and the time of each part of a step.
 
     python -m benchmarks.speed.steps [--device D] [--case NAME …] [--steps 9000] [--json FILE]
     python -m benchmarks.speed.steps --environments 1 2 4 8 16 32 64 [--device D] [--steps 9000] [--json FILE]
-        Scaling: SAC with these numbers of environments, each in its own process, and their memory; also the same
+        Scaling: SAC with each number of environments, one process per environment, and their memory; also the same
         steps with random actions and without updates.
 
-Each case is trained twice: once untouched, for the rate, and once with every part of a step timed. Nothing is
-evaluated or saved during the measurement. The rate is the mean over all steps after settling, followed by the rates
-of the slowest and the fastest tenth of blocks of 100 vector steps, because the speed of a shared machine may change
-between blocks.
+Each case is trained twice: once unmodified, for the rate, and once with every part of a step timed. There are no
+evaluations or checkpoints during the measurement. The rate is the mean over all steps after a settling period. It
+is followed by the rates of the slowest and the fastest tenth of blocks of 100 vector steps, because the speed of a
+shared machine may vary between blocks.
 """
 
 from __future__ import annotations
@@ -88,13 +88,18 @@ def arguments() -> argparse.Namespace:
     parser = report.arguments(__doc__)
     parser.add_argument("--device", default=report.default_device())
     parser.add_argument("--case", nargs="+", choices=[case.name for case in CASES], metavar="NAME")
-    parser.add_argument("--environments", nargs="+", type=int, metavar="N", help="how it grows with their number")
-    parser.add_argument("--steps", type=int, default=9_000, help="after the first update; a tenth for REDQ")
+    parser.add_argument(
+        "--environments", nargs="+", type=int, metavar="N", help="measure scaling with the number of environments"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=9_000, help="steps after the first update; a tenth of it for REDQ"
+    )
     return parser.parse_args()
 
 
 class Ticks(Callback):
-    """When each vector step had ended; `at_first` is called when the run has settled, `at_last` at its end."""
+    """Callback that records the end of each vector step; calls `at_first` after the settling period and `at_last`
+    at the end."""
 
     def __init__(
         self,
@@ -129,13 +134,13 @@ def configured(case: Case, device: str, steps: int, starts: int = STARTS) -> Tra
 
 
 def trained(config: TrainConfig, ticks: Ticks) -> NDArray[np.float64]:
-    """Seconds of every vector step after settling."""
+    """Seconds of every vector step after the settling period."""
     seconds_of_run(config, ticks)
     return np.diff(np.array(ticks.times))
 
 
 def split(config: TrainConfig) -> dict[str, float]:
-    """Mean microseconds of each part of a vector step without the parts inside it; the rest is `between`."""
+    """Mean microseconds of each part of a vector step, excluding nested parts; the rest is `between`."""
     stopwatch = Stopwatch()
     with ExitStack() as stack:
         for name, (owner, attribute, _) in PARTS.items():
@@ -165,11 +170,11 @@ def measure(case: Case, options: argparse.Namespace) -> Entry:
     }
 
 
-# How it grows.
+# Scaling with the number of environments.
 
 
 def shares() -> tuple[int, int]:
-    """Bytes that this process and its children take of the memory, what several share divided among them."""
+    """Proportional set size (PSS) in bytes of this process and of its children."""
 
     def share(pid: str) -> int:
         lines = Path("/proc", pid, "smaps_rollup").read_text(encoding="ascii").splitlines()
@@ -181,7 +186,7 @@ def shares() -> tuple[int, int]:
 
 
 def grown(count: int, options: argparse.Namespace) -> Entry:
-    """Rates and memory of one number of environments."""
+    """Rates and memory for one number of environments."""
     case = Case("", "sac/halfcheetah", (f"num_envs={count}", _PROCESSES))
     found: list[tuple[int, int]] = []
     spent = trained(

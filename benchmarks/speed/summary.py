@@ -1,7 +1,7 @@
-"""The short tables of docs/performance.md and of performance/population.md, with a column for each peer.
+"""The short tables of docs/performance.md and performance/population.md, with a column for each peer.
 
-`python -m benchmarks.report` writes them, from the results of `updates`, `training`, `population`, `seeds` and
-`stepping`. Everything else that these programs measure is on the pages in docs/performance/.
+`python -m benchmarks.report` writes them from the results of `updates`, `training`, `population`, `seeds` and
+`stepping`. All other measurements of these programs are on the pages in docs/performance/.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Peers = Mapping[str, str]  # the cell of each library
 
 
 def sections() -> Sections:
-    """Every table for which something was measured."""
+    """Every table with measurements."""
     texts = {
         "updates": _updates(_entries("updates", "rate")),
         "training": _training(_entries("training", "compare")),
@@ -44,7 +44,7 @@ def _entries(program: str, kind: str | None = None) -> list[Entry]:
 
 
 def _with_peers(head: list[str], rows: Iterable[tuple[list[str], Peers]]) -> str:
-    """A table whose last columns are the libraries that were measured, in the order of `LIBRARIES`."""
+    """A table whose last columns are the measured libraries, in the order of `LIBRARIES`."""
     rows = list(rows)
     columns = [name for name in dict.fromkeys(LIBRARIES.values()) if any(name in peers for _, peers in rows)]
     lines = [[*ours, *(peers.get(name, "") for name in columns)] for ours, peers in rows]
@@ -60,7 +60,7 @@ def _machines(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
 
 
 def _updates(entries: list[Entry]) -> str:
-    """Updates per second in float32, or as a peer has them, and each peer's with our ratio."""
+    """Updates per second in float32 (or the precision of the peer), and each peer's rate with our ratio."""
     order = {case.name: place for place, case in enumerate(cases.CASES)}
     parts = []
     for machine, found in _machines(entries).items():
@@ -81,7 +81,7 @@ def _updates(entries: list[Entry]) -> str:
 
 
 def _training(entries: list[Entry]) -> str:
-    """Environment steps per second while training, and each peer's with our ratio."""
+    """Environment steps per second during training, and each peer's rate with our ratio."""
     groups: dict[tuple[str, str, str], list[Entry]] = {}
     for entry in entries:
         key = entry["machine"], f"{entry['algo'].upper()} {entry['env']}", training.settings(entry)
@@ -101,7 +101,7 @@ def _training(entries: list[Entry]) -> str:
 
 
 def _population(entries: list[Entry]) -> str:
-    """Updates per second of all members, in float32 on a GPU, and the gain over one."""
+    """Updates per second of all members in float32 on a GPU, and the gain over a single run."""
     rates = {(entry["case"], entry["members"]): entry["rate"] for entry in entries
              if entry["device"] != "cpu" and not entry["tf32"] and entry["batch"] == 256}  # fmt: skip
 
@@ -117,7 +117,7 @@ def _population(entries: list[Entry]) -> str:
 
 
 def _seeds(entries: list[Entry]) -> str:
-    """Minutes of all seeds, by the way they are trained."""
+    """Minutes for all seeds, by the way they are trained."""
     ways = list(dict.fromkeys(entry["way"] for entry in sorted(entries, key=lambda one: one["seconds"])))
     tasks: dict[tuple[str, str], dict[str, str]] = {}
     for entry in entries:

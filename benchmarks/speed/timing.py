@@ -1,4 +1,4 @@
-"""Timing: blocks of updates including the device's work, contenders in turn, time inside functions."""
+"""Timing: blocks of updates including device work, alternating contenders, and time inside functions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 
 class Runs(Protocol):
-    """Something that makes `count` updates."""
+    """Object that can make `count` updates."""
 
     def run(self, count: int) -> None: ...
 
@@ -33,8 +33,8 @@ def seconds_of(contender: Runs, count: int) -> float:
 
 
 def block_size(contender: Runs, seconds: float, period: int) -> int:
-    """How many updates fill about `seconds`, in whole periods; the warm-up before goes through every phase, so
-    that graphs are recorded and code is compiled."""
+    """Number of updates, in whole periods, that take about `seconds`. A warm-up first runs every phase, so that
+    graphs are captured and code is compiled."""
     contender.run(2 * period)
     wait()
     count = period
@@ -57,7 +57,7 @@ class Rates:
 
 
 def alternate(contenders: dict[str, Runs], *, seconds: float, blocks: int, period: int = 2) -> dict[str, Rates]:
-    """A, B, A, B …: `blocks` of each in turn, `seconds` for each contender in total.
+    """Run `blocks` of each contender in turn (A, B, A, B, …), `seconds` per contender in total.
 
     `period` is the number of updates after which a learner repeats itself; blocks are whole periods. A contender
     that can only make a fixed number of updates at a time has its own `period`.
@@ -68,7 +68,7 @@ def alternate(contenders: dict[str, Runs], *, seconds: float, blocks: int, perio
 
 
 def in_turn(contenders: dict[str, Runs], sizes: dict[str, int], blocks: int) -> dict[str, Rates]:
-    """`blocks` of each contender in turn, of `sizes` each."""
+    """Run `blocks` of each contender in turn, with `sizes` updates per block."""
     rates: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(blocks):
         for name, contender in contenders.items():
@@ -77,13 +77,13 @@ def in_turn(contenders: dict[str, Runs], sizes: dict[str, int], blocks: int) -> 
 
 
 def ratios_of(ours: Rates, theirs: Rates) -> dict[str, Any]:
-    """Over pairs of blocks: the median, the smallest and the largest."""
+    """Median, minimum and maximum of the ratio over pairs of blocks."""
     ratios = [a / b for a, b in zip(ours.blocks, theirs.blocks)]
     return {"ratio": statistics.median(ratios), "ratio_spread": [min(ratios), max(ratios)]}
 
 
 class Stopwatch:
-    """Seconds and calls spent inside functions, by name, and the time since which they are counted."""
+    """Seconds and calls spent inside functions, by name, since counting started."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -94,8 +94,8 @@ class Stopwatch:
     def around(
         self, owner: Any, attribute: str, name: str, *, skip: int = 0, waiting: bool = True
     ) -> Iterator[None]:
-        """Time every call of `owner.attribute` but the first `skip`; the device's queue is emptied before and
-        after, so that `waiting` for other work is not counted. Without, it is the host's time."""
+        """Time every call of `owner.attribute` after the first `skip`. With `waiting`, the device queue is emptied
+        before and after a call, so that other work is not counted; otherwise only host time is measured."""
         original: Callable[..., Any] = getattr(owner, attribute)
         self.seconds[name], self.calls[name], self.since[name] = 0.0, 0, time.perf_counter()
         skipped, settle = 0, wait if waiting else lambda: None
@@ -122,7 +122,7 @@ class Stopwatch:
             setattr(owner, attribute, original)
 
     def clear(self) -> None:
-        """Start counting again."""
+        """Restart counting."""
         for name in self.seconds:
             self.seconds[name], self.calls[name], self.since[name] = 0.0, 0, time.perf_counter()
 

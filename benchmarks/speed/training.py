@@ -1,19 +1,19 @@
-"""End to end: environment steps per second of a whole training run.
+"""End-to-end speed: environment steps per second of a whole training run.
 
     python -m benchmarks.speed.training [--device D] [--peer-device D] [--steps 4000] [--pairs 3] [--json FILE]
-        SAC on HalfCheetah-v5 and Stable-Baselines3's `learn` with the same settings, in turn; with `--set
-        num_envs=8 algo_kwargs.train_frequency=8` eight environments and one update per step of all of them.
+        SAC on HalfCheetah-v5 and Stable-Baselines3's `learn` with the same settings, alternating. For eight
+        environments and one update per vector step: `--set num_envs=8 algo_kwargs.train_frequency=8`.
     python -m benchmarks.speed.training --algo td3 --leanrl DIR [--leanrl-compile] [--steps 4000] [--pairs 3]
-        TD3 or SAC on HalfCheetah-v5 and LeanRL's, from a checkout of it (see `benchmarks.peers.leanrl`), in turn.
+        TD3 or SAC on HalfCheetah-v5 and LeanRL's, from a checkout (see `benchmarks.peers.leanrl`), alternating.
     python -m benchmarks.speed.training --algo redq --env Hopper-v5 --steps 100000 [--minutes 9]
-        One run: steps per second, the share of time spent in updates, the return reached.
+        A single run: steps per second, fraction of time spent in updates, and final return.
     python -m benchmarks.speed.training --against PATH [--algo A --env E] [--steps 4000] [--blocks 21] [--json FILE]
-        Another checkout of this package and this one (see `benchmarks.speed.against`), one long run each, blocks
-        of steps in turn; printed, and kept if `--json` is given.
+        This checkout and another one (see `benchmarks.speed.against`): one long run each, in alternating blocks of
+        steps. The result is printed, and stored if `--json` is given.
 
-The steady rate is counted from a little after the first update (compiling and recording are over) to the last step;
-the whole rate is that of the call, set-up and last checkpoint included. A single run evaluates as its config says,
-and that time counts.
+The steady rate covers the time from shortly after the first update, when compilation and capture are finished, to
+the last step. The whole rate covers the entire call, including set-up and the last checkpoint. A single run
+evaluates as its configuration specifies, and that time counts.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from rl_training.runtime.online import OnlineConfig
 from rl_training.runtime.workflows import evaluate_checkpoint
 from rl_training.updates.updater import Updater
 
-# Steps after the first update before the steady rate is counted.
+# Steps between the first update and the start of the steady rate.
 _SETTLE = 200
 _OURS, _STARTS = "ours", "algo_kwargs.learning_starts=1000"
 Run = Callable[[TrainConfig], tuple[float, float]]  # steady and whole steps per second
@@ -55,31 +55,33 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = report.arguments(__doc__)
     parser.add_argument("--algo", default="sac")
     parser.add_argument("--env", default="HalfCheetah-v5")
-    parser.add_argument("--config", help="path or <algo>/<name>; by default the algorithm's for that environment")
+    parser.add_argument("--config", help="path or <algo>/<name>; default: that of the algorithm and environment")
     parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE")
     parser.add_argument("--prior", type=Path, help="npz file with RLPD's prior data")
     parser.add_argument("--steps", type=int, default=4_000)
-    parser.add_argument("--pairs", type=int, default=3, help="runs of each side; 0: one run of ours alone")
+    parser.add_argument("--pairs", type=int, default=3, help="runs of each side; 0: a single run of ours")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--peer-device", help="where Stable-Baselines3 runs, if not on --device")
+    parser.add_argument("--peer-device", help="device of Stable-Baselines3; default: --device")
     parser.add_argument("--leanrl", type=Path, metavar="DIR", help="a checkout of LeanRL, for td3 or sac")
-    parser.add_argument("--leanrl-compile", action="store_true", help="with its --compile")
-    parser.add_argument("--leanrl-python", metavar="PATH", help="one with tensordict and torchrl; else this one")
+    parser.add_argument("--leanrl-compile", action="store_true", help="run LeanRL with --compile")
+    parser.add_argument(
+        "--leanrl-python", metavar="PATH", help="Python with tensordict and torchrl; default: this one"
+    )
     parser.add_argument("--acceleration", default="auto")
     parser.add_argument("--eval-interval", type=int)
-    parser.add_argument("--episodes", type=int, default=30, help="of the final evaluation of a single run")
+    parser.add_argument("--episodes", type=int, default=30, help="episodes of the final evaluation of a single run")
     parser.add_argument("--minutes", type=float, help="stop a single run after this time")
     parser.add_argument("--against", type=Path, metavar="PATH", help="another checkout of this package")
-    parser.add_argument("--blocks", type=int, default=against.BLOCKS, help="with --against")
+    parser.add_argument("--blocks", type=int, default=against.BLOCKS, help="number of blocks with --against")
     options = parser.parse_args(given)
     if options.leanrl and (options.algo not in leanrl.SCRIPTS or options.against):
-        parser.error(f"--leanrl runs beside --algo {' or '.join(leanrl.SCRIPTS)}")
+        parser.error(f"--leanrl requires --algo {' or '.join(leanrl.SCRIPTS)}")
     return options
 
 
 class Pace(Watch):
-    """When the run had settled, and when it was at its last step."""
+    """Callback that records the times at the end of the settling period and at the last step."""
 
     def __init__(self, settled: int, deadline: float | None = None) -> None:
         super().__init__(deadline)
@@ -118,7 +120,7 @@ def ours(config: TrainConfig) -> tuple[float, float]:
 
 
 def theirs(config: TrainConfig) -> tuple[float, float]:
-    """The same of Stable-Baselines3, saved at the end as ours is; several environments step one after the other."""
+    """The same for Stable-Baselines3, which also saves at the end; environments are stepped sequentially."""
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.env_util import make_vec_env
 
@@ -141,7 +143,7 @@ def theirs(config: TrainConfig) -> tuple[float, float]:
 
 
 class LeanRL:
-    """Runs of LeanRL's script; returns what is stored in addition to the rates."""
+    """Runs LeanRL's script; returns the stored fields in addition to the rates."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -164,7 +166,7 @@ def has_peers(options: argparse.Namespace) -> bool:
 
 
 def compare(config: TrainConfig, options: argparse.Namespace) -> list[Entry]:
-    """Ours and each peer in turn, `pairs` times; an entry for each peer."""
+    """Run ours and each peer in turn, `pairs` times; return one entry per peer."""
     peer_config = config.replace(device=options.peer_device or options.device)
     lean = LeanRL(options)
     runs: dict[str, tuple[Run, TrainConfig]] = {_OURS: (ours, config)}
@@ -186,7 +188,7 @@ def compare(config: TrainConfig, options: argparse.Namespace) -> list[Entry]:
 
 
 def pair(own: list[tuple[float, float]], peer: list[tuple[float, float]]) -> Entry:
-    """Steady and whole rates of both sides, and the ratio of the steady ones."""
+    """Steady and whole rates of both sides, and the ratio of the steady rates."""
     ratios = [a[0] / b[0] for a, b in zip(own, peer)]
     return {
         "kind": "compare",
@@ -200,7 +202,7 @@ def pair(own: list[tuple[float, float]], peer: list[tuple[float, float]]) -> Ent
 
 
 def measure_against(config: TrainConfig, options: argparse.Namespace) -> Entry:
-    """Comparison with another checkout: blocks of steps of endless runs are timed."""
+    """Comparison with another checkout, from timed blocks of steps inside endless runs."""
     endless = config.replace(total_timesteps=10**9)
     return against.steps(
         options.against, endless, settled=settled(config), count=options.steps, blocks=options.blocks
@@ -208,9 +210,10 @@ def measure_against(config: TrainConfig, options: argparse.Namespace) -> Entry:
 
 
 def single(config: TrainConfig, options: argparse.Namespace) -> Entry:
-    """One run, with the time inside updates measured to the end of the device's work.
+    """A single run, with the time inside updates measured until the device has finished.
 
-    Waiting for the device after the updates costs nothing extra: the next action waits for the new weights.
+    Waiting for the device after the updates has no extra cost, because the next action needs the new weights
+    anyway.
     """
     deadline = time.time() + 60 * options.minutes if options.minutes else None
     pace, stopwatch = Pace(settled(config), deadline), Stopwatch()
@@ -250,7 +253,7 @@ def peer_of(entry: Entry) -> str:
 
 
 def ratio_of(entry: Entry) -> str:
-    """The ratio, and its smallest and largest where there are several pairs of runs."""
+    """The ratio, with its minimum and maximum if there are several pairs of runs."""
     low, high = entry["ratio_spread"]
     return f"{entry['ratio']:.2f} " + ("(one pair)" if len(entry["steady"]) == 1 else f"({low:.2f} to {high:.2f})")
 
@@ -290,10 +293,10 @@ def final(entry: Entry) -> str:
 
 
 def configured(options: argparse.Namespace, source: str, alone: bool) -> TrainConfig:
-    """The configuration of all sides; settings that it needs are added to `options.set`."""
+    """The configuration of all sides; required settings are added to `options.set`."""
     fields: dict[str, Any] = {"algo_kwargs": {}}
     if not alone:
-        # Neither side evaluates; random steps at the start are equally fast on both and are kept few.
+        # Neither side evaluates. There are few random steps, because they are equally fast on both sides.
         fields = {"eval_episodes": 0, "algo_kwargs": {"eval_interval": None, "early_stopping": None}}
         if not any("learning_starts" in override for override in options.set):
             options.set.append(_STARTS)
@@ -315,7 +318,7 @@ def configured(options: argparse.Namespace, source: str, alone: bool) -> TrainCo
 
 
 def key_of(entry: Entry) -> str:
-    """Kind, machine, task; then the seed of a single run, or the peer and settings other than the usual ones."""
+    """Kind, machine and task; then the seed of a single run, or the peer and any unusual settings."""
     key = f"{entry['kind']}/{entry['machine']}/{entry['algo']}/{entry['env']}"
     if entry["kind"] == "single":
         return f"{key}/{entry['seed']}"

@@ -1,23 +1,24 @@
-"""Learner updates per second of every algorithm, and of every peer that is installed.
+"""Updates per second of every algorithm, and of every installed peer.
 
     python -m benchmarks.speed.updates [--device cuda|cpu] [--algo sac td3 …] [--tf32] [--bf16]
                                        [--acceleration MODE] [--peer-python PATH] [--corl DIR]
                                        [--unifloral DIR] [--fql DIR] [--jax-python PATH]
                                        [--flashsac DIR [--flashsac-ways eager compiled …]] [--peer-seconds 300]
                                        [--seconds 6] [--blocks 7] [--batch 256] [--json FILE]
-    … --against PATH [--blocks 21]    another checkout of this package (see `benchmarks.speed.against`)
-    … --check      eager against captured and compiled, and no host read inside updates
-    … --scaling    how the cost grows with batch, width, critics and updates per step
-    … --floor      the device's measured rates, and what they allow
-    … --profile    kernels of one update by name
+    … --against PATH [--blocks 21]    compare with another checkout of this package (see `benchmarks.speed.against`)
+    … --check      compare eager, captured and compiled updates, and count host reads
+    … --scaling    measure scaling with batch size, width, critics and updates per step
+    … --floor      measure the device's rates and the bounds they imply
+    … --profile    list the kernels of one update by name
 
-Observations 17, actions 6 (DQN: 6 choices), float32, data on the device; a whole update, sampling included. Blocks
-of updates of both sides alternate in one run, so that both see the same machine; the ratio is the median over pairs
-of blocks, the spread its smallest and largest. `--peer-python` is a Python that has d3rlpy; `--corl`,
-`--unifloral`, `--flashsac` and `--fql` are checkouts of those (see `benchmarks.peers.loops`). `--jax-python`, a
-Python with jax, flax and optax, runs Unifloral and FQL. A peer that cannot run, or is not ready after
-`--peer-seconds`, is left out and named at the end. What `--against` finds is printed, and kept if `--json` is
-given; the documentation is left alone.
+Observations have 17 dimensions and actions 6 (DQN: 6 discrete actions); computation is in float32 with the data on
+the device. A whole update is timed, including sampling. Blocks of updates of both sides alternate in one process,
+so that both see the same machine. The ratio is the median over pairs of blocks, the spread its minimum and maximum.
+
+`--peer-python` is a Python with d3rlpy. `--corl`, `--unifloral`, `--flashsac` and `--fql` are checkouts (see
+`benchmarks.peers.loops`). `--jax-python`, a Python with jax, flax and optax, runs Unifloral and FQL. A peer that
+cannot run, or is not ready after `--peer-seconds`, is omitted and listed at the end. Results of `--against` are
+printed, and stored if `--json` is given; the documentation does not change.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from benchmarks.report import Entry, Results, Sections, number, table
 from benchmarks.speed import against, cases, depth, setup
 from benchmarks.speed.timing import Runs, alternate, ratios_of
 
-# A ratio that varies by more than this between blocks was disturbed by something else on the machine.
+# If the ratio varies by more than this between blocks, other load disturbed the measurement.
 _NOISY = 1.5
 _WORDS = (
     "Measured by `python -m benchmarks.speed.updates` with a batch of 256 in float32 unless the row says "
@@ -48,22 +49,26 @@ _HEADER = ["algorithm", "updates/s", "µs", "peer", "peer updates/s", "ratio (sp
 
 def arguments() -> argparse.Namespace:
     parser = setup.arguments(__doc__, seconds=6.0)
-    parser.add_argument("--bf16", action="store_true", help="with TF32 for layers that are not wide")
-    parser.add_argument("--algo", nargs="+", help="algorithms or names of cases; all if not given")
+    parser.add_argument("--bf16", action="store_true", help="bfloat16 for wide layers, TF32 for the others")
+    parser.add_argument("--algo", nargs="+", help="names of algorithms or cases; default: all")
     parser.add_argument("--peer-python", help="a Python with d3rlpy installed")
     parser.add_argument("--corl", type=Path, metavar="DIR", help="a checkout of CORL")
     parser.add_argument("--unifloral", type=Path, metavar="DIR", help="a checkout of Unifloral")
     parser.add_argument("--fql", type=Path, metavar="DIR", help="a checkout of FQL")
-    parser.add_argument("--jax-python", metavar="PATH", help="a Python with jax, flax and optax; else this one")
+    parser.add_argument("--jax-python", metavar="PATH", help="a Python with jax, flax and optax; default: this one")
     ways = [key.partition("/")[2] for key in loops.LOOPS["FlashSAC"]]
     parser.add_argument("--flashsac", type=Path, metavar="DIR", help="a checkout of FlashSAC")
     parser.add_argument(
         "--flashsac-ways", nargs="+", choices=ways, default=ways[:3], metavar="WAY", help=", ".join(ways)
     )
-    parser.add_argument("--peer-seconds", type=float, default=300.0, help="until a checkout's peer is compiled")
-    parser.add_argument("--no-peers", action="store_true", help="not even those that are installed or given")
-    parser.add_argument("--blocks", type=int, help=f"7; with another checkout {against.BLOCKS}")
-    parser.add_argument("--hidden", type=int, nargs="+", help="instead of each case's own sizes")
+    parser.add_argument(
+        "--peer-seconds", type=float, default=300.0, help="limit for a peer of a checkout to compile"
+    )
+    parser.add_argument(
+        "--no-peers", action="store_true", help="measure no peers, even if they are installed or given"
+    )
+    parser.add_argument("--blocks", type=int, help=f"default: 7; with --against, {against.BLOCKS}")
+    parser.add_argument("--hidden", type=int, nargs="+", help="hidden sizes; overrides those of the cases")
     parser.add_argument("--against", type=Path, metavar="PATH", help="another checkout of this package")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--scaling", action="store_true")
@@ -79,7 +84,7 @@ def arguments() -> argparse.Namespace:
 
 
 def measure(case: cases.Case, options: argparse.Namespace, device: torch.device) -> Entry:
-    """One row: ours, the peer if one is installed, and those whose checkouts are given."""
+    """One row: ours, the installed peer if there is one, and the peers of the given checkouts."""
     ours = cases.updater(case, device, acceleration=options.acceleration, batch=options.batch)
     with ExitStack() as stack:
         peer = (
@@ -131,17 +136,17 @@ def measure_against(case: cases.Case, options: argparse.Namespace, device: torch
 
 
 def mode(entry: Entry) -> str:
-    """How it ran: a CPU's threads decide as much as its cores."""
+    """Acceleration mode; on a CPU, with the number of threads."""
     return ", ".join([entry["mode"], *([f"{entry['threads']} threads"] if entry["device"] == "cpu" else [])])
 
 
 def beside(entry: Entry) -> list[Entry]:
-    """All peers that were measured with ours, the installed one first."""
+    """All peers measured together with ours, the installed one first."""
     return [*([entry] if "peer" in entry else []), *entry.get("given_peers", [])]
 
 
 def verdicts(entry: Entry, case: cases.Case) -> str:
-    """Goals of an entry with the agreed sizes; ratios are those to the installed peer."""
+    """Whether an entry with the standard sizes meets its goals; ratios are to the installed peer."""
     found = []
     if case.goal and "H200" in entry["machine"] and not entry["tf32"]:
         found.append(f"{number(case.goal)}: {'met' if entry['rate'] >= case.goal else 'missed'}")
@@ -157,7 +162,7 @@ def _as_agreed(entry: Entry, case: cases.Case) -> bool:
 
 
 def label_of(entry: Entry) -> str:
-    """The case, with its sizes and precision if they are not the usual ones."""
+    """Name of the case, with sizes and precision if they are not the default ones."""
     case = next(case for case in cases.CASES if case.name == entry["case"])
     sizes = "" if _as_agreed(entry, case) else f" ({entry['hidden']}, batch {entry['batch']})"
     precision = setup.precision_of(entry)
@@ -165,7 +170,7 @@ def label_of(entry: Entry) -> str:
 
 
 def rate_rows(entries: list[Entry]) -> list[list[str]]:
-    """One row for each peer of an entry; the first has our rate and the goal."""
+    """One row for each peer of an entry; the first row has our rate and the goal."""
     known = {case.name: case for case in cases.CASES}
     order = {name: i for i, name in enumerate(known)}
     rows = []
@@ -192,7 +197,7 @@ def peer_cells(peer: Entry) -> list[str]:
 
 
 def sections(entries: dict[str, Entry]) -> Sections:
-    """Tables of everything measured so far, one per machine and mode."""
+    """Tables of all measurements, one per machine and mode."""
     rates = [e for e in entries.values() if e["kind"] == "rate"]
     parts = ["## Updates per second", "", _WORDS, ""]
     for where in sorted({(e["machine"], mode(e)) for e in rates}):
@@ -208,7 +213,7 @@ def sections(entries: dict[str, Entry]) -> Sections:
 def measure_all(
     chosen: list[cases.Case], options: argparse.Namespace, device: torch.device, add: Callable[[str, Entry], Entry]
 ) -> list[str]:
-    """A row of every case, kept by `add` under its name and printed; which peers could not be run."""
+    """Measure every case, store its row with `add` and print it; return the peers that could not run."""
     measured: list[Entry] = []
     for case in chosen:
         name = case.name + (f"/{options.batch}" if options.batch != 256 else "")

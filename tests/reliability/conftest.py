@@ -1,4 +1,4 @@
-"""Environments of these tests are known by name, and no test leaves a process behind."""
+"""Register the environments of these tests, and kill any process that a test leaves behind."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.reliability.processes import Child
 
 @pytest.fixture
 def children() -> Iterator[list[Child]]:
-    """Children appended here are killed when the test ends, however it ends."""
+    """Children appended to this list are killed when the test ends, whether it passes or fails."""
     started: list[Child] = []
     yield started
     for child in started:

@@ -1,4 +1,4 @@
-"""An environment that breaks when told, in every way environments break. Importable by a process of its own."""
+"""An environment that fails on request, in every way environments fail. Importable by other processes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ IMPORTABLE = f"tests.reliability.faulty_worlds:{FAULTY}"
 
 
 class Faulty(gym.Env[NDArray[np.float32], Any]):
-    """Walks at random for episodes of 25 steps; its step number `at`, counted over all episodes, goes wrong.
+    """Random walk with episodes of 25 steps; its step number `at`, counted over all episodes, fails.
 
-    `how`: obs, reward, raise, shout (with control characters and at length), exit, sys.exit, kill, hang; or, in a
-    process of its own, `bytes` and a number in hexadecimal that is written to the run, or fork: both processes
-    return from this step, first the copy, which ends three steps later.
-    `wait` are seconds every step takes. With `endless` no episode ever ends.
+    `how`: obs, reward, raise, shout (long, with control characters), exit, sys.exit, kill, hang. In a separate
+    process also `bytes` followed by a hexadecimal number, which is sent to the run, or fork: both processes return
+    from this step, first the copy, which ends three steps later. `wait`: seconds per step. With `endless`, episodes
+    never end.
     """
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -84,7 +84,7 @@ def _connection() -> int:
 
 
 class WrongForm(gym.Env[Any, Any]):
-    """Answers in a form no environment may: `answer` names a method of this class that returns it."""
+    """Returns a malformed result: `answer` names the method of this class that produces it."""
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
     action_space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)

@@ -1,6 +1,6 @@
-"""Environments' processes that are forked: starting one anew takes seconds of importing.
+"""Fork environment processes, because starting them anew takes seconds of imports.
 
-They are processes like any other, with their own memory, signals and exit codes; only how they are started differs.
+They have their own memory, signals and exit codes like any other process; only the start differs.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 
 from rl_training.environments import child
 
-_GLANCE = 0.001  # seconds between two looks whether the process has ended
+_GLANCE = 0.001  # seconds between two checks whether the process has ended
 
 
 class ForkedEnv:
-    """An environment's process, forked from this one: what is used of `subprocess.Popen`."""
+    """An environment process forked from this one, with the used part of the interface of `subprocess.Popen`."""
 
     def __init__(self, connection: int) -> None:
         self.returncode: int | None = None
@@ -52,7 +52,7 @@ class ForkedEnv:
 
 
 def start_env(module: str, settings: Mapping[str, str] | None = None) -> tuple[ForkedEnv, Connection[Any, Any]]:
-    """In place of `processes.start_child`, for environments."""
+    """Replaces `processes.start_child` for environments."""
     assert module == child.__name__
     here, there = Pipe()
     made = ForkedEnv(there.fileno())

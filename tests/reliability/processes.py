@@ -1,4 +1,4 @@
-"""Processes that may be killed, forked from this one because libraries take seconds to import."""
+"""Processes that tests may kill, forked from this one because libraries take seconds to import."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UNEXPECTED = 99
 
 
 class Child:
-    """A forked process; its output goes to `output`, its exit code is that of the command line."""
+    """A forked process whose output goes to `output`; its exit code is that of the command line."""
 
     def __init__(self, action: Callable[[], object], output: Path) -> None:
         self.output = output
@@ -33,13 +33,13 @@ class Child:
             os._exit(_act(action, output))
 
     def send(self, number: int) -> None:
-        """Signal the process, if it still runs."""
+        """Send a signal to the process if it is still running."""
         if self._code is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def poll(self) -> int | None:
-        """The exit code, minus the signal's number where one ended it; None while it runs."""
+        """The exit code, or minus the number of the signal that ended the process; None while it runs."""
         if self._code is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -65,7 +65,7 @@ class Child:
 
 
 def usual_signals() -> None:
-    """Handle Ctrl-C and a closed terminal as a program in the foreground does: a background job ignores both."""
+    """Handle Ctrl-C and a closed terminal as a foreground program does; a background job ignores both."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
@@ -94,7 +94,7 @@ def _act(action: Callable[[], object], output: Path) -> int:
 def fork_for_spawn(
     program: str, words: list[str], environment: Mapping[str, str], *, file_actions: list[Any], **_: object
 ) -> int:
-    """In place of `os.posix_spawn` where that starts `python -m rl_training …`: a fork of this process instead."""
+    """Replaces `os.posix_spawn` of `python -m rl_training …` by a fork of this process."""
     assert words[1:3] == ["-m", "rl_training"]
     if pid := os.fork():
         return pid
@@ -108,7 +108,7 @@ def fork_for_spawn(
 
 
 class Ended(NamedTuple):
-    """How a program ended, as `subprocess.run` tells it."""
+    """Result of a program, with the attributes of `subprocess.CompletedProcess`."""
 
     returncode: int
     stdout: str
@@ -116,7 +116,7 @@ class Ended(NamedTuple):
 
 
 def forked_program(script: Path, *arguments: str, typed: str = "") -> Ended:
-    """`python script arguments…` in a fork of this process."""
+    """Run `python script arguments…` in a fork of this process."""
     with tempfile.TemporaryDirectory() as folder:
         streams = [Path(folder) / name for name in ("in", "out", "err")]
         streams[0].write_text(typed)
@@ -144,7 +144,7 @@ def forked_program(script: Path, *arguments: str, typed: str = "") -> Ended:
 
 
 def command(*words: object) -> Callable[[], object]:
-    """`rl-training` with these words, to be run in a child."""
+    """`rl-training` with these arguments, to be run in a child."""
     return lambda: main([str(word) for word in words])
 
 

@@ -1,7 +1,7 @@
-"""Which algorithms a test runs by default; `slow` runs all.
+"""The algorithms that a test runs by default; `slow` runs all.
 
-The loops are shared, so one algorithm of each regime is enough. What belongs to a run as a whole (signals,
-failures, logs, pruning) is tested with RLPD alone, whose run goes through the offline and the online loop.
+The training loops are shared, so one algorithm of each regime is enough. Behaviour of a run as a whole (signals,
+failures, logs, pruning) is tested with RLPD only, because its run uses both the offline and the online loop.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Promise 13: predicted actions are legal, whatever the bounds and whatever the finite observation."""
+"""Promise 13: predicted actions are legal for all bounds and all finite observations."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LARGEST = {
 
 
 def policy_for(algo: str, spaces: SpaceSpec) -> LoadedPolicy:
-    """An untrained policy, as `load_policy` makes one."""
+    """An untrained policy, constructed as by `load_policy`."""
     sections = get_algorithm_spec(algo).sections
     resolved = sections.resolve(owned(algo, TINY))
     model = sections.learner.build_model(
@@ -41,7 +41,7 @@ def policy_for(algo: str, spaces: SpaceSpec) -> LoadedPolicy:
 
 @st.composite
 def boxes(draw: st.DrawFn) -> gym.spaces.Box:
-    """Any finite bounds a floating type can hold, from next to each other to the whole range."""
+    """All finite bounds of a floating type, from adjacent numbers to the whole range."""
     dtype = draw(st.sampled_from(list(LARGEST)))
     size, top = draw(st.integers(1, 3)), LARGEST[dtype]
     ends = np.array([[draw(st.floats(-top, top)) for _ in range(2)] for _ in range(size)]).astype(dtype)
@@ -86,7 +86,7 @@ def test_predicted_actions_are_inside_any_box(
 
 @settings(max_examples=25, deadline=None)
 @given(count=st.integers(1, 5), start=st.integers(-3, 3), obs=OBSERVATIONS)
-def test_predicted_choices_are_of_the_space(count: int, start: int, obs: list[float]) -> None:
+def test_predicted_discrete_actions_are_in_the_space(count: int, start: int, obs: list[float]) -> None:
     space = gym.spaces.Discrete(count, start=start)
     policy = policy_for("dqn", SpaceSpec(3, num_actions=count, start=start, action_dtype="int64"))
     assert space.contains(policy.predict(obs))

@@ -1,4 +1,4 @@
-"""Promise 26: any failure leaves what was learned, resumable, with its cause in run.json."""
+"""Promise 26: after any failure the run is saved and can be resumed, and run.json has the cause."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.runs import differences, mostly_slow, resume, run_record, tiny, train
 
 
 class At(Callback):
-    """Does something at a tick, once; without a tick it only watches."""
+    """Calls a function once at a tick; without a tick it does nothing."""
 
     def __init__(self, tick: int | None = None, action: Callable[[], object] = lambda: None) -> None:
         self.tick, self.action = tick, action
@@ -53,7 +53,7 @@ FAILURES: dict[str, tuple[Callable[[], object], type[BaseException], str]] = {
 @pytest.mark.parametrize("failure", mostly_slow(FAILURES, next(iter(FAILURES))))
 @pytest.mark.parametrize("algo", BOTH_LOOPS)
 def test_a_callback_that_raises(algo: str, failure: str, tmp_path: Path) -> None:
-    """Nothing since the last checkpoint is lost: the run goes on from the very step, to the same end."""
+    """The run resumes from the step of the failure and ends as an uninterrupted one."""
     action, kind, cause = FAILURES[failure]
     tick = random.Random(f"{algo}{failure}").randint(1, 55)
     config = tiny(algo, tmp_path, checkpoint_interval=1_000, log_interval=5, kwargs={"eval_interval": 15})
@@ -73,7 +73,7 @@ def test_a_callback_that_raises(algo: str, failure: str, tmp_path: Path) -> None
 def test_an_update_that_raises(
     algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Before any parameter moved: the state is whole and is saved; the step it happened in is not exact."""
+    """No parameter has changed, so the state is saved; the step in which it failed is not resumed exactly."""
     run_updates = Updater.run
 
     def failing(self: Updater, count: int) -> None:
@@ -94,7 +94,7 @@ def test_an_update_that_raises(
     assert resume(run).metrics["update_count"] >= 40
 
 
-def test_a_learner_torn_in_the_middle_of_a_step_is_not_saved(
+def test_a_learner_that_failed_during_an_optimiser_step_is_not_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def torn(self: Learner, *_: Any, **__: Any) -> Any:
@@ -121,7 +121,7 @@ def test_an_environment_that_calls_sys_exit(tmp_path: Path) -> None:
     assert resume(run, changes={"env_kwargs": {}}).metrics["global_step"] == 60
 
 
-def test_the_command_says_so_and_does_not_exit_with_0(tmp_path: Path) -> None:
+def test_the_command_reports_the_failure_and_exits_with_an_error(tmp_path: Path) -> None:
     config = tiny("sac", tmp_path / "runs", env_id=FAULTY, env_kwargs={"at": 38, "how": "sys.exit"})
     values = config.to_dict()
     del values["allow_import"]
@@ -147,7 +147,7 @@ def test_a_terminal_that_is_closed(algo: str, tmp_path: Path) -> None:
     assert set(differences(train(config, [At()]), resume(run, [At()]))) <= {"checkpoints"}
 
 
-def test_under_nohup_the_run_goes_on(tmp_path: Path) -> None:
+def test_a_run_under_nohup_ignores_a_closed_terminal(tmp_path: Path) -> None:
     def started() -> None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         train(tiny("td3", tmp_path), [At(10, lambda: os.kill(os.getpid(), signal.SIGHUP))])

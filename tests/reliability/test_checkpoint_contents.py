@@ -1,4 +1,4 @@
-"""Promise 3: a checkpoint holds everything by default, every part of it matters, and it costs what it holds."""
+"""Promise 3: a checkpoint contains the whole state by default, every part matters, and its size matches."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.runs.session import TrainResult
 from tests.runs import ALL, OFFLINE, fingerprint, interrupted, mostly_slow, owned, replay_rows, resume, tiny, train
 
-# Learned temperatures and multipliers have optimisers of their own.
+# Learned temperatures and multipliers have separate optimisers.
 LEARNED = {"alpha": "auto", "lagrange_threshold": 1.0, "buffer_capacity": 20_000, "normalize_observations": True}
 
 
 def config_of(algo: str, folder: Path) -> TrainConfig:
-    """A break at tick 36 that falls between two moves of every delayed part."""
+    """The interruption at tick 36 falls between two updates of every delayed part."""
     kwargs = owned(algo, LEARNED | {"learning_starts": 5, "offline_pretrain_updates": 10})
     return tiny(algo, folder, kwargs=kwargs, total_timesteps=45, checkpoint_interval=36, eval_episodes=0)
 
 
 @pytest.mark.parametrize("algo", mostly_slow(ALL, "dqn", "redq", "edac", "rlpd"))
-def test_every_part_is_there(algo: str, tmp_path: Path) -> None:
+def test_a_checkpoint_has_every_part(algo: str, tmp_path: Path) -> None:
     checkpoint = read_checkpoint(train(config_of(algo, tmp_path)).checkpoint_path)
     trainer = checkpoint.records["trainer"]
     assert {"networks", "optimizers", "random"} <= checkpoint.tensors.keys()
@@ -54,8 +54,8 @@ def test_every_part_is_there(algo: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("algo", mostly_slow(ALL, "dqn", "redq", "edac", "rlpd"))
-def test_its_size_is_what_is_filled(algo: str, tmp_path: Path) -> None:
-    """The ring has room for 20,000 rows; 45 are filled."""
+def test_the_size_of_a_checkpoint_depends_on_filled_rows_only(algo: str, tmp_path: Path) -> None:
+    """45 of the 20,000 slots of the ring buffer are filled."""
     path = train(config_of(algo, tmp_path)).checkpoint_path
     checkpoint = read_checkpoint(path)
     filled = 0 if checkpoint.rows is None else checkpoint.rows.filled * checkpoint.rows.width * 4
@@ -79,7 +79,7 @@ def parts_of(checkpoint: Checkpoint) -> dict[str, tuple[str, str]]:
 
 
 def nudged(tensor: torch.Tensor, name: str) -> torch.Tensor:
-    """A copy with every number a little larger, a count by 1; or, of a generator's state, some draws were made."""
+    """A copy with every number slightly larger, a count larger by 1, or a generator's state after some draws."""
     changed = tensor.clone()
     if changed.dtype == torch.uint8:
         generator = torch.Generator()
@@ -91,7 +91,7 @@ def nudged(tensor: torch.Tensor, name: str) -> torch.Tensor:
 
 
 def end_with(broken: Path, changed: Checkpoint, folder: Path) -> TrainResult:
-    """Resume a copy of the run `broken` from the checkpoint `changed`, whose hashes are right."""
+    """Resume a copy of the run `broken` from the checkpoint `changed`, whose hashes are valid."""
     run = Path(shutil.copytree(broken, folder))
     rows = None
     if changed.rows is not None:
@@ -112,7 +112,7 @@ SCALING = ("networks/rewards.scale", "scaling.largest")
 
 
 @pytest.mark.parametrize("algo", mostly_slow(ALL, "rlpd"))
-def test_changing_any_part_changes_the_end(algo: str, tmp_path: Path) -> None:
+def test_changing_any_part_changes_the_result(algo: str, tmp_path: Path) -> None:
     broken = interrupted(config_of(algo, tmp_path), 36)
     checkpoint = read_checkpoint(find_checkpoint(broken))
     same = fingerprint(end_with(broken, checkpoint, tmp_path / "same").checkpoint_path)

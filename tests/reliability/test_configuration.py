@@ -1,4 +1,4 @@
-"""Promise 10: every setting there is, mutated in every way, is an error with its line, path and nearest name."""
+"""Promise 10: any invalid value of any setting raises an error with its line, path and nearest valid name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PLACE = "algo_kwargs."
 
 
 def text_with(algo: str, key: str, value: str) -> str:
-    """A configuration of what must be there, whose last line is `key: value`."""
+    """A minimal configuration whose last line is `key: value`."""
     config = tiny(algo, Path("runs"))
     values = {name: getattr(config, name) for name in ("algo", "env_id", "total_timesteps") if name != key}
     line = f"algo_kwargs:\n  {key.removeprefix(PLACE)}: {value}\n" if key.startswith(PLACE) else f"{key}: {value}\n"
@@ -30,7 +30,7 @@ def text_with(algo: str, key: str, value: str) -> str:
 
 
 def load(path: Path) -> None:
-    """Read a configuration and check all of it, as `train` does before anything is written."""
+    """Read and fully validate a configuration, as `train` does before it writes anything."""
     loaded = load_config(path)
     try:
         resolve(loaded.config)
@@ -39,7 +39,7 @@ def load(path: Path) -> None:
 
 
 def complaint(path: Path, text: str) -> str:
-    """What is said of a configuration."""
+    """The error message for a configuration."""
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
         load(path)
@@ -56,7 +56,7 @@ NONSENSE = ["{nonsense: 1}", "[[]]"]  # no setting is a mapping with this key, o
 
 
 @pytest.mark.parametrize("algo", mostly_slow(ALL, "dqn", "sac", "iql", "rlpd"))
-def test_every_setting_refuses_nonsense_with_its_line(algo: str, tmp_path: Path) -> None:
+def test_every_setting_rejects_invalid_values_with_their_line(algo: str, tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     for key in [*keys_of(algo), *FIELDS]:
         for value in NONSENSE:
@@ -68,7 +68,7 @@ def test_every_setting_refuses_nonsense_with_its_line(algo: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("algo", mostly_slow(ALL, "dqn", "sac", "iql", "rlpd"))
-def test_every_setting_refuses_what_is_not_a_finite_number(algo: str, tmp_path: Path) -> None:
+def test_every_setting_rejects_non_finite_numbers(algo: str, tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     for key in [*keys_of(algo), *FIELDS]:
         for value in (".nan", "-.inf", "1e999"):
@@ -77,7 +77,7 @@ def test_every_setting_refuses_what_is_not_a_finite_number(algo: str, tmp_path: 
 
 
 @pytest.mark.parametrize("algo", ALL)
-def test_every_misspelt_setting_is_told_the_right_one(algo: str, tmp_path: Path) -> None:
+def test_the_error_for_a_misspelt_setting_names_the_right_one(algo: str, tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     for key in keys_of(algo):
         text = text_with(algo, f"{key}q", "1")
@@ -86,7 +86,7 @@ def test_every_misspelt_setting_is_told_the_right_one(algo: str, tmp_path: Path)
         assert f"did you mean {key.removeprefix(PLACE)!r}?" in message
 
 
-@pytest.mark.parametrize("algo", mostly_slow(ALL, "dqn", *REGIMES))  # the parser knows no algorithm
+@pytest.mark.parametrize("algo", mostly_slow(ALL, "dqn", *REGIMES))  # the parser does not depend on the algorithm
 def test_a_setting_given_twice_is_refused(algo: str, tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     for key in keys_of(algo):
@@ -108,7 +108,7 @@ def limits(algo: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("algo", ALL)
-def test_every_bound_is_kept(algo: str, tmp_path: Path) -> None:
+def test_every_bound_is_enforced(algo: str, tmp_path: Path) -> None:
     bounds = limits(algo)
     assert {"batch_size", "learning_rate", "gamma"} <= bounds.keys()
     for name, value in bounds.items():

@@ -1,4 +1,5 @@
-"""Promise 4: truncated, flipped, swapped or missing files are one clear error; a run falls back to a whole one."""
+"""Promise 4: truncated, corrupted, swapped or missing files raise one clear error; a run falls back to a valid
+checkpoint."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
 
 
 def damage(folder: Path, name: str, kind: str, where: float, other: str) -> bool:
-    """Harm one file of a checkpoint; False where the harm would change nothing."""
+    """Damage one file of a checkpoint; False if the damage would change nothing."""
     file = folder / name
     whole = file.read_bytes()
     offset = min(int(where * len(whole)), len(whole) - 1)
@@ -70,7 +71,7 @@ def damage(folder: Path, name: str, kind: str, where: float, other: str) -> bool
 
 
 def assert_refused(copy: Path, name: str) -> None:
-    """Every way to use the checkpoint gives the same one line, which names the file."""
+    """Every use of the checkpoint raises the same one-line error, which names the file."""
     messages = set()
     for use in (
         lambda: predict_checkpoint(copy, [0.0, 0.0, 0.0]),
@@ -110,7 +111,8 @@ def check_one(sample: Sample, folder: Path, name: str, kind: str, where: float, 
 
 
 def places(sample: Sample) -> Iterator[tuple[str, str, float, str]]:
-    """Every file: cut and flipped at forty places each, deleted, emptied, and replaced by every other file."""
+    """For every file: truncation and bit flips at forty places each, deletion, emptying, and replacement by every
+    other file."""
     for name in sample.names:
         for kind in ("flip", "truncate", "zero"):
             yield from ((name, kind, i / 40, name) for i in range(41))
@@ -126,7 +128,7 @@ def test_the_full_sweep_of_damage(sample: Sample, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["networks.safetensors", "manifest.json", "replay/shard_00000.safetensors"])
 def test_on_the_command_line(sample: Sample, tmp_path: Path, name: str) -> None:
-    """A damaged checkpoint is exit 3 in one line; its run goes on from the one before, to the same end."""
+    """A damaged checkpoint exits with 3 and one line; its run resumes from the one before, with the same result."""
     run = Path(shutil.copytree(sample.result.run_dir, tmp_path / "run"))
     newest = run / "checkpoints" / sample.newest.name
     damage(newest, name, "flip", 0.5, name)
@@ -143,7 +145,7 @@ def test_on_the_command_line(sample: Sample, tmp_path: Path, name: str) -> None:
     assert logged(run) == logged(sample.result.run_dir)
 
 
-def test_nothing_valid_is_one_clear_error(sample: Sample, tmp_path: Path) -> None:
+def test_a_run_without_a_valid_checkpoint_raises_one_clear_error(sample: Sample, tmp_path: Path) -> None:
     run = Path(shutil.copytree(sample.result.run_dir, tmp_path / "run"))
     for path in (run / "checkpoints").iterdir():
         damage(path, "trainer.json", "truncate", 0.3, "")
@@ -193,10 +195,8 @@ def sac_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("share", [pytest.param(1, marks=pytest.mark.slow, id="all"), pytest.param(37, id="some")])
-def test_a_whole_checkpoint_that_makes_no_sense_is_an_error_and_no_traceback(
-    sac_run: Path, tmp_path: Path, share: int
-) -> None:
-    """The hashes are right and the state is not: it is refused, or trained from, and never surprises us."""
+def test_an_invalid_state_with_valid_hashes_raises_a_clear_error(sac_run: Path, tmp_path: Path, share: int) -> None:
+    """The state is rejected or trained from, without an unexpected exception."""
     checkpoint = read_checkpoint(find_checkpoint(sac_run))
     records = {name: checkpoint.records[name] for name in ("trainer", "collector", "spaces", "dataset")}
     cases = [(path, value) for path in entries(records) for value in NONSENSE][::share]

@@ -1,4 +1,4 @@
-"""Promise 11: what is not finite is caught before it reaches a checkpoint, and named."""
+"""Promise 11: non-finite values are detected before they reach a checkpoint, and the error names them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.runs import ALL, EVERY_STEP, OFFLINE, ONLINE, mostly_slow, owned, run
 
 
 def assert_finite_checkpoints(run: Path) -> list[str]:
-    """Every tensor of every checkpoint, `best` included, is finite; the names of those in checkpoints/."""
+    """Check that all tensors of all checkpoints, including `best`, are finite; return the names in checkpoints/."""
     for path in [*list_checkpoints(run / "checkpoints"), *list_checkpoints(run / "best")]:
         for group, tensors in read_checkpoint(path).tensors.items():
             for name, tensor in tensors.items():
@@ -75,7 +75,7 @@ def test_a_bad_parameter_reaches_no_checkpoint(algo: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("algo", mostly_slow(ALL, "dqn", "redq", "tqc", "bc", "iql", "cql", "rlpd"))
 def test_an_absurd_learning_rate(algo: str, tmp_path: Path) -> None:
-    """Every update overshoots by 1e12; whatever breaks first is named, and no file holds it."""
+    """Every update overshoots by 1e12; the error names the first non-finite value, and no file contains it."""
     kwargs = {"learning_rate": 1e12, "alpha": "auto"} if algo in ("sac", "tqc", "redq") else {"learning_rate": 1e12}
     kwargs |= owned(algo, EVERY_STEP)
     config = tiny(
@@ -85,7 +85,7 @@ def test_an_absurd_learning_rate(algo: str, tmp_path: Path) -> None:
         train(config)
     [run] = tmp_path.iterdir()
     assert_finite_checkpoints(run)
-    # A squashed policy trained by likelihood alone stays finite whatever its weights.
+    # A squashed policy trained by likelihood only stays finite for any weights.
     if algo != "bc":
         assert run_record(run)["status"] == "diverged"
         assert json.loads((run / "divergence.json").read_text())["first_bad"]
@@ -113,7 +113,7 @@ def test_an_environment_that_emits_nan(algo: str, how: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("how", ["obs", "reward"])
 @pytest.mark.parametrize("algo", OFFLINE[:2])
 def test_nan_in_an_evaluation(algo: str, how: str, tmp_path: Path) -> None:
-    """The data are fine (100 steps are collected from another instance); the evaluation's 130th step is not."""
+    """The 130th step of the evaluation fails; the 100 steps of data come from another instance."""
     config = tiny(
         algo,
         tmp_path,
@@ -127,7 +127,7 @@ def test_nan_in_an_evaluation(algo: str, how: str, tmp_path: Path) -> None:
     assert "evaluation environment" in report["first_bad"]
 
 
-def test_nan_while_data_are_collected_leaves_no_run(tmp_path: Path) -> None:
+def test_nan_during_data_collection_leaves_no_run_folder(tmp_path: Path) -> None:
     config = tiny("iql", tmp_path, env_id=FAULTY, env_kwargs={"at": 30, "how": "reward"})
     with pytest.raises(
         DivergedError, match=r"Faulty-v0 returned a non-finite observation or reward \(seed \d+, step 5\)"

@@ -1,4 +1,4 @@
-"""Promise 14: an environment that raises, dies or hangs ends its run with index, seed, step and its own words."""
+"""Promise 14: if an environment raises, dies or hangs, the run ends with its index, seed, step and message."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def config_of(algo: str, folder: Path, **fields: Any) -> TrainConfig:
 
 
 @pytest.mark.parametrize("algo", mostly_slow([*ONLINE, "rlpd"], "dqn", "sac", "rlpd"))
-def test_one_that_raises_in_this_process(algo: str, tmp_path: Path) -> None:
+def test_an_environment_that_raises_in_this_process(algo: str, tmp_path: Path) -> None:
     """Its 38th step is the 13th of its second episode."""
     faults = {"at": 38, "how": "raise", "discrete": algo == "dqn"}
     with pytest.raises(EnvironmentFailure) as caught:
@@ -70,7 +70,7 @@ FATES = {
 
 
 @pytest.mark.parametrize("how", FATES)
-def test_one_in_a_process_of_its_own(how: str, tmp_path: Path) -> None:
+def test_an_environment_that_fails_in_its_own_process(how: str, tmp_path: Path) -> None:
     config = config_of(
         "sac", tmp_path, env_kwargs={"at": 38, "how": how}, env_processes=True, env_timeout=0.5
     ).replace(env_id=IMPORTABLE, allow_import=True)
@@ -88,7 +88,7 @@ def test_one_in_a_process_of_its_own(how: str, tmp_path: Path) -> None:
 
 
 def framed(message: bytes) -> str:
-    """A message as `multiprocessing` sends it, for `Faulty`."""
+    """A message in the wire format of `multiprocessing`, for `Faulty`."""
     return f"bytes{struct.pack('!i', len(message)).hex()}{message.hex()}"
 
 
@@ -98,7 +98,7 @@ def steps(pool: EnvPool, count: int) -> None:
 
 
 class Touch:
-    """Unpickling this makes a file."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -107,7 +107,7 @@ class Touch:
         return Path.touch, (self.path,)
 
 
-# What it does at its fifth step, and what is said of it.
+# What it does at its fifth step, and the error message.
 TROUBLE = {
     "half a length": ("bytes0000", r"EnvTimeout: its process did not answer within 0.3 s and was killed"),
     "half a message": (
@@ -126,8 +126,10 @@ TROUBLE = {
 
 
 @pytest.mark.parametrize("what", TROUBLE)
-def test_a_process_that_sends_something_else(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A message is waited for no longer than an answer; reading it runs nothing."""
+def test_a_process_that_sends_an_unexpected_message(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading a message has the same time limit as an answer, and executes nothing."""
     monkeypatch.setattr(processes, "start_child", start_env)
     how, words = TROUBLE[what]
     if how == "pickle":
@@ -155,8 +157,8 @@ def test_half_a_message_ends_the_run_after_saving_it(tmp_path: Path, monkeypatch
     assert run_record(run)["status"] == "failed"
 
 
-def test_one_that_forks_and_answers_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second answer is not taken for that to a later action."""
+def test_an_environment_that_forks_and_answers_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second answer is not taken as the answer to a later action."""
     monkeypatch.setattr(processes, "start_child", start_env)
     pool = EnvPool(config_of("td3", tmp_path, env_processes=True, env_kwargs={"at": 5, "how": "fork"}))
     try:
@@ -184,14 +186,14 @@ def test_a_large_observation_arrives_in_parts(monkeypatch: pytest.MonkeyPatch) -
     channel.send(message, 30.0)
     thread.join()
     assert received == [message]
-    with pytest.raises(TimeoutError):  # nobody reads
+    with pytest.raises(TimeoutError):  # no reader
         channel.send(message, 0.01)
     there.close()
     here.close()
 
 
 @pytest.mark.parametrize("place", ["local", "processes"])
-def test_what_an_environment_says_is_bounded_and_plain(
+def test_messages_of_environments_are_shortened_and_escaped(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "start_child", start_env)
@@ -214,8 +216,8 @@ def test_what_an_environment_says_is_bounded_and_plain(
 
 
 @pytest.mark.parametrize("seeds", ["0", "0,1"])
-def test_nor_do_its_words_reach_a_terminal_as_they_are(seeds: str, tmp_path: Path) -> None:
-    """Of a single run and of members of a population."""
+def test_control_characters_of_environments_do_not_reach_a_terminal(seeds: str, tmp_path: Path) -> None:
+    """For a single run and for members of a population."""
     settings = config_of("sac", tmp_path / "runs", env_kwargs={"at": 30, "how": "shout"}).to_dict()
     del settings["allow_import"]
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(settings))
@@ -232,7 +234,7 @@ def test_nor_do_its_words_reach_a_terminal_as_they_are(seeds: str, tmp_path: Pat
 
 
 class Slow:
-    """Takes whatever time it is given to close, by a clock of its own."""
+    """Takes the given time to close, measured by its own clock."""
 
     now = 0.0
     asked = 0
@@ -245,7 +247,7 @@ class Slow:
         Slow.now += seconds
 
 
-def test_environments_close_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environments_close_concurrently(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pools.time, "monotonic", lambda: Slow.now)
     pool = EnvPool.__new__(EnvPool)
     pool.envs = [Slow() for _ in range(5)]  # type: ignore[misc]
@@ -266,7 +268,7 @@ EnvPool(config, given=UserEnvironments(resolve_env(Own).maker)).reset(0)
 """
 
 
-def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:
+def test_the_error_for_a_script_without_a_main_guard_names_the_guard(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(UNGUARDED)
     environment = os.environ | {"PYTHONPATH": str(Path(rl_training.__file__).parents[1])}
     command = [sys.executable, tmp_path / "script.py"]
@@ -278,7 +280,7 @@ def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:
 
 
 def test_an_evaluation_that_failed_can_be_tried_again(tmp_path: Path) -> None:
-    """What other processes still had to answer is not taken for the answer to something else."""
+    """Pending answers of other processes are not taken as answers to later requests."""
     config = config_of("sac", tmp_path, env_kwargs={"at": 3, "how": "raise"}, env_processes=True).replace(
         env_id=IMPORTABLE, allow_import=True
     )
@@ -306,7 +308,7 @@ def test_a_complete_run_starts_no_processes_to_evaluate(tmp_path: Path, monkeypa
     assert not opened
 
 
-def test_as_many_actions_as_environments(tmp_path: Path) -> None:
+def test_the_number_of_actions_must_equal_the_number_of_environments(tmp_path: Path) -> None:
     pool = EnvPool(config_of("td3", tmp_path, num_envs=2))
     actions = pool.reset(0)[None, :1]
     pool.reset(1)
@@ -314,8 +316,8 @@ def test_as_many_actions_as_environments(tmp_path: Path) -> None:
         pool.step(actions)
 
 
-def test_the_second_of_two_is_the_one_named(tmp_path: Path) -> None:
-    """Processes that run side by side; the signals of a terminal reach all of them and end none."""
+def test_the_error_names_the_environment_that_failed(tmp_path: Path) -> None:
+    """The processes run concurrently; terminal signals reach all of them and end none."""
     config = config_of("td3", tmp_path, num_envs=2, env_processes=True).replace(
         env_id=IMPORTABLE, allow_import=True, env_kwargs={"wait": 0.05}
     )
@@ -340,7 +342,7 @@ def test_the_second_of_two_is_the_one_named(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_in_processes_equals_one_without(tmp_path: Path) -> None:
-    """Where the environment lives changes nothing, and its run resumes in the middle of an episode."""
+    """Running environments in processes does not change the result; the run resumes in the middle of an episode."""
     processes = config_of("td3", tmp_path / "runs", env_processes=True, total_timesteps=40).replace(
         env_id=IMPORTABLE, allow_import=True
     )

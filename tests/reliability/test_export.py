@@ -1,4 +1,4 @@
-"""Promise 21: an exported policy acts as `predict` does within 1e-5, everything inside, or it is not written."""
+"""Promise 21: an exported policy equals `predict` within 1e-5 and is self-contained, or it is not written."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ INFO = {"observation": {"size": 3}, "stochastic": False}
 
 
 def compared(loaded: LoadedPolicy, suffix: str, **options: Any) -> parity.Parity:
-    """What the check says of a policy written in memory."""
+    """Result of the check of a policy exported in memory."""
     steps, sampled = program_of(loaded, sampled=options.get("sampled", False)), options.get("sampled", False)
     if suffix == ".npz":
         run = writing._numpy_runner(npz_bytes(steps, INFO | {"stochastic": sampled}))
@@ -48,14 +48,14 @@ def compared(loaded: LoadedPolicy, suffix: str, **options: Any) -> parity.Parity
 
 
 @pytest.mark.parametrize("algo", mostly_slow(ALL, "dqn", "td3", "redq", "bc", "iql", "rlpd"))
-def test_files_act_as_the_policy_of_every_algorithm(
+def test_exported_files_equal_the_policy_of_every_algorithm(
     algo: str, runs: Callable[[str], TrainResult], tmp_path: Path
 ) -> None:
-    """Skewed bounds, and a normaliser where the algorithm has one; on observations nobody has compared before."""
+    """With asymmetric bounds, a normaliser if the algorithm has one, and new observations."""
     model = load(runs(algo).run_dir)
     space: gym.Space[Any] = CHOICES if algo == "dqn" else BOX
     obs = np.random.default_rng(11).normal([5.0, 0.0, -30.0], [0.1, 1.0, 20.0], (64, 3)).astype(np.float32)
-    options = {"deterministic": True} if algo == "fql" else {}  # all others do not sample by default
+    options = {"deterministic": True} if algo == "fql" else {}  # the others are deterministic by default
     expected = model.predict(obs, **options)
     for suffix in ("onnx", "npz"):
         made = model.export(tmp_path / f"policy.{suffix}", **options)
@@ -71,7 +71,7 @@ def test_files_act_as_the_policy_of_every_algorithm(
 
 
 @pytest.mark.parametrize("algo", ["dqn", "iql", "sac"])
-def test_policies_of_the_first_version_leave_too(algo: str, tmp_path: Path) -> None:
+def test_policies_of_the_first_version_are_exported(algo: str, tmp_path: Path) -> None:
     place = Path(__file__).parent / "golden" / "format_1" / algo / "checkpoint"
     made = export_checkpoint(place, tmp_path / "policy.onnx")
     assert made.largest_difference <= 1e-5
@@ -83,7 +83,7 @@ def test_policies_of_the_first_version_leave_too(algo: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("suffix", [".onnx", ".npz"])
 @pytest.mark.parametrize("algo", ["td3", "sac", "iql", "dqn"])
-def test_the_normaliser_is_inside(algo: str, suffix: str) -> None:
+def test_the_export_includes_the_normaliser(algo: str, suffix: str) -> None:
     spaces = SpaceSpec(3, num_actions=3, action_dtype="int64") if algo == "dqn" else SKEWED
     loaded = untrained(algo, spaces, normalize=True)
     loaded.policy.normalizer.set_moments(torch.tensor([5.0, 0.0, -30.0]), torch.tensor([0.1, 1.0, 20.0]))
@@ -139,12 +139,12 @@ def test_actions_reach_their_bounds_and_never_leave_them(suffix: str) -> None:
 @pytest.mark.parametrize("suffix", [".onnx", ".npz"])
 @settings(max_examples=8, deadline=None)
 @given(box=boxes())
-def test_any_bounds_of_any_floating_type(suffix: str, box: gym.spaces.Box) -> None:
+def test_all_bounds_of_all_floating_types_are_exported(suffix: str, box: gym.spaces.Box) -> None:
     compared(untrained("sac", read_spaces(Shell(box), discrete=False)), suffix)
 
 
 def change(steps: list[Step], operation: str, name: str, edit: Callable[[NDArray[Any]], Any]) -> list[Step]:
-    """`steps` with one array of the first such operation changed."""
+    """`steps` with one array of the first operation of this kind changed."""
     i = next(i for i, step in enumerate(steps) if step.operation == operation)
     arrays = dict(steps[i].arrays)
     arrays[name] = np.asarray(edit(arrays[name].copy()), arrays[name].dtype)
@@ -164,7 +164,7 @@ WRONG: dict[str, Callable[[list[Step]], list[Step]]] = {
 
 @pytest.mark.parametrize("suffix", ["onnx", "npz"])
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_file_that_acts_otherwise_is_not_written(
+def test_a_file_that_differs_from_the_policy_is_not_written(
     wrong: str, suffix: str, runs: Callable[[str], TrainResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -188,10 +188,10 @@ def test_discrete_actions_are_equal_or_tied() -> None:
     assert (tied.largest, tied.ties) == (0.0, 50 + 50 + 49)
 
 
-def test_what_is_written_is_whole_or_absent(
+def test_an_export_is_complete_or_absent(
     runs: Callable[[str], TrainResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The policy comes last; if it cannot be written, what came before is taken back."""
+    """The policy is written last; if that fails, the files written before are removed."""
     run, link, doomed = runs("td3").run_dir, os.link, [""]
 
     def fail(source: Any, target: Any) -> None:
@@ -245,7 +245,7 @@ def test_the_runner_needs_numpy_and_nothing_else(runs: Callable[[str], TrainResu
     ]
 
 
-def test_a_file_tells_what_it_is(runs: Callable[[str], TrainResult], tmp_path: Path) -> None:
+def test_a_file_has_its_metadata(runs: Callable[[str], TrainResult], tmp_path: Path) -> None:
     result = runs("sac")
     made = export_checkpoint(result.run_dir, tmp_path / "policy.onnx")
     told = json.loads((tmp_path / "policy.json").read_text())

@@ -1,4 +1,4 @@
-"""Promise 6: a full disk harms no older checkpoint and leaves no partial file; training goes on and tries again."""
+"""Promise 6: a full disk damages no checkpoint and leaves no partial file; training continues and tries again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.runs import ALL, fingerprint, mostly_slow, resume, run_record, tiny, 
 
 
 class FullBetween(Callback):
-    """From tick `first` to tick `last` no file can grow beyond `limit` bytes, as on a disk without room."""
+    """From tick `first` to tick `last` no file can grow beyond `limit` bytes, as on a full disk."""
 
     name = "FullBetween"
 
@@ -46,7 +46,7 @@ def run_in(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("algo", mostly_slow(ALL, "rlpd"))
-def test_training_goes_on_and_tries_again(algo: str, tmp_path: Path) -> None:
+def test_training_continues_on_a_full_disk_and_tries_again(algo: str, tmp_path: Path) -> None:
     pretraining = 30 if algo == "rlpd" else 0
     config = config_of(algo, tmp_path / "runs")
     child = Child(lambda: train(config, [FullBetween(pretraining + 25, pretraining + 43)]), tmp_path / "output.txt")
@@ -63,7 +63,7 @@ def test_training_goes_on_and_tries_again(algo: str, tmp_path: Path) -> None:
     assert fingerprint(straight.checkpoint_path) == fingerprint(latest_valid(run / "checkpoints")[0])
 
 
-def test_a_disk_that_stays_full_is_an_error_at_the_end_and_the_run_can_go_on(tmp_path: Path) -> None:
+def test_a_disk_that_stays_full_is_an_error_at_the_end_and_the_run_can_be_resumed(tmp_path: Path) -> None:
     config = config_of("td3", tmp_path / "runs")
     child = Child(lambda: train(config, [FullBetween(25, 1_000)]), tmp_path / "output.txt")
     assert child.wait() == 3
@@ -83,14 +83,15 @@ _NEW_NAMESPACE, _NEW_USER = 0x00020000, 0x10000000
 
 
 def on_small_disk(folder: Path, size: int, action: Callable[[], object], output: Path) -> Child:
-    """Run `action` in a process that sees a disk of `size` bytes at `folder`; exit 77 where none is allowed."""
+    """Run `action` in a process with a disk of `size` bytes mounted at `folder`; exit with 77 if mounting is not
+    permitted."""
 
     def isolated() -> object:
         libc = ctypes.CDLL(None, use_errno=True)
         options = f"size={size}".encode()
         if libc.unshare(_NEW_NAMESPACE) != 0 and libc.unshare(_NEW_NAMESPACE | _NEW_USER) != 0:
             os._exit(77)
-        libc.mount(None, b"/", None, (1 << 18) | (1 << 14), None)  # what is mounted here stays here
+        libc.mount(None, b"/", None, (1 << 18) | (1 << 14), None)  # the mount is private to this process
         if libc.mount(b"tmpfs", str(folder).encode(), b"tmpfs", 0, options) != 0:
             os._exit(77)
         return action()

@@ -1,4 +1,5 @@
-"""Promise 1: kill -9 loses at most the work since the last checkpoint, and resuming goes on to the same end."""
+"""Promise 1: kill -9 loses at most the work since the last checkpoint, and a resumed run ends as an uninterrupted
+one."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def config_of(algo: str, folder: Path, **fields: Any) -> TrainConfig:
 
 
 def newest_step(run: Path) -> int:
-    """Of the checkpoints that verify; -1 where there is none. None of a killed run may be damaged."""
+    """Newest step whose checkpoint is valid, or -1. No checkpoint of a killed run may be damaged."""
     if not list_checkpoints(run / "checkpoints"):
         return -1
     path, warnings = latest_valid(run / "checkpoints")
@@ -43,7 +44,7 @@ def temporaries(run: Path) -> list[Path]:
 
 
 def assert_same_end(straight: TrainResult, run: Path) -> None:
-    """Resumed, it ends as the run left alone did; if it had to start again, with its defaults spelt out."""
+    """The resumed run equals the uninterrupted one; if it had to start again, its defaults are written out."""
     resumed = resume(run)
     assert resumed.run_dir == run
     assert set(differences(straight, resumed)) <= {"config/algo_kwargs"}
@@ -56,7 +57,7 @@ def assert_same_end(straight: TrainResult, run: Path) -> None:
 
 
 def left_alone(config: TrainConfig) -> tuple[TrainResult, list[str]]:
-    """A whole run, moved aside, and every point of it at which a test can pull the plug."""
+    """An uninterrupted run, moved aside, and all points at which a test can kill it."""
     points: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "failpoint", points.append)
@@ -67,7 +68,8 @@ def left_alone(config: TrainConfig) -> tuple[TrainResult, list[str]]:
 
 
 def kill_repeatedly(config: TrainConfig, folder: Path, kills: int, longest: float) -> tuple[Path, int]:
-    """Start the run and go on with it until so many processes were killed or it ended; its folder, the count."""
+    """Start and resume the run until `kills` processes were killed or it ended; return its folder and the number of
+    kills."""
     rng = random.Random(f"{config.algo}{kills}")
     newest, killed = -1, 0
     runs: list[Path] = []
@@ -89,7 +91,7 @@ def kill_repeatedly(config: TrainConfig, folder: Path, kills: int, longest: floa
         if code == 0:
             break
         if not runs:
-            longest *= 1.2  # a busy machine takes its time until there is a folder to go on in
+            longest *= 1.2  # on a busy machine the run folder may appear late
     [run] = [path for path in Path(config.output_dir).glob("*") if (path / "run.json").exists()]
     return run, killed
 
@@ -105,7 +107,7 @@ def test_random_kills(algo: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("algo", REGIMES)
 def test_forty_random_kills(algo: str, tmp_path: Path) -> None:
-    """However many runs that takes: the end of each is, to the bit, that of the run left alone."""
+    """Each of the runs ends bit for bit like the uninterrupted run."""
     long = {"total_timesteps": 5_000, "checkpoint_interval": 50, "log_interval": 500, "eval_episodes": 0}
     config = config_of(algo, tmp_path / "runs", **long)
     straight, _ = left_alone(config)
@@ -118,14 +120,14 @@ def test_forty_random_kills(algo: str, tmp_path: Path) -> None:
 
 
 def test_between_pretraining_and_the_first_update_online(tmp_path: Path) -> None:
-    """The scheduled learning rate a resumed run reports is that of its last update, not the first."""
+    """A resumed run reports the scheduled learning rate of its last update, not of the first."""
     config = config_of("rlpd", tmp_path / "runs")
     straight, _ = left_alone(config)
     assert_same_end(straight, interrupted(config, 30))
 
 
 def killed_at(config: TrainConfig, index: int, output: Path) -> int:
-    """Train in a process that the kernel kills at point number `index`; its exit code."""
+    """Train in a process that is killed at point number `index`; return its exit code."""
     seen = itertools.count()
 
     def pull(name: str) -> None:
@@ -144,7 +146,7 @@ def test_killed_around_every_write_fsync_and_rename(every: int, tmp_path: Path) 
     config = config_of("sac", tmp_path / "runs", total_timesteps=40, kwargs={"eval_interval": 20})
     straight, points = left_alone(config)
     assert {point.split()[1] for point in points} >= {"write", "fsync", "rename"}
-    begun = points.index("after rename run.json") + 1  # before that there is no run yet, and nothing to lose
+    begun = points.index("after rename run.json") + 1  # before that there is no run folder
     for index in range(begun, len(points), every):
         assert killed_at(config, index, tmp_path / "output.txt") == -signal.SIGKILL, points[index]
         [run] = (tmp_path / "runs").iterdir()
@@ -161,5 +163,5 @@ def test_killed_before_the_first_checkpoint_a_run_starts_again(tmp_path: Path) -
     assert killed_at(config, first, tmp_path / "output.txt") == -signal.SIGKILL
     [run] = (tmp_path / "runs").iterdir()
     assert newest_step(run) == -1
-    assert len(logged(run)) == 9  # it is saved before it is judged
+    assert len(logged(run)) == 9  # it is saved before it is evaluated
     assert_same_end(straight, run)

@@ -1,4 +1,4 @@
-"""Promise 19: a checkpoint folder is all it takes to predict, in any process and any place."""
+"""Promise 19: a checkpoint folder is sufficient to predict, in any process and location."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ print(json.dumps(answers))
     "algos", [pytest.param(["dqn", *REGIMES], id="some"), pytest.param(ALL, marks=pytest.mark.slow, id="all")]
 )
 def test_a_moved_folder_predicts_the_same_in_a_fresh_process(algos: list[str], tmp_path: Path) -> None:
-    """The run folders and the data sets they learned from are gone."""
+    """The run folders and their data sets are deleted."""
     home, elsewhere = tmp_path / "runs", tmp_path / "elsewhere"
     observations, expected = {}, {}
     for algo in algos:

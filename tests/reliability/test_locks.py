@@ -1,4 +1,4 @@
-"""Promise 8: two runs never share a folder; the lock dies with its process; nothing is overwritten."""
+"""Promise 8: two runs never share a folder; a lock ends with its process; nothing is overwritten."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(file): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
-def test_a_second_process_is_refused_and_a_killed_one_holds_nothing(tmp_path: Path, children: list[Child]) -> None:
+def test_a_second_process_is_refused_and_a_killed_one_has_no_lock(tmp_path: Path, children: list[Child]) -> None:
     config = tiny("sac", tmp_path, env_id=FAULTY, env_kwargs={"at": 40, "how": "hang"}, eval_episodes=0)
     child = Child(lambda: train(config), tmp_path.with_suffix(".txt"))
     children.append(child)
@@ -38,12 +38,12 @@ def test_a_second_process_is_refused_and_a_killed_one_holds_nothing(tmp_path: Pa
     assert contents(run) == before
     child.send(signal.SIGKILL)
     assert child.wait() == -signal.SIGKILL
-    assert (run / "lock").read_text().strip() == str(child.pid)  # stale, and no hindrance
+    assert (run / "lock").read_text().strip() == str(child.pid)  # stale, and ignored
     assert run_record(run)["status"] == "running"
     assert resume(run, changes={"env_kwargs": {}}).metrics["global_step"] == 60
 
 
-def test_runs_started_together_get_folders_of_their_own(tmp_path: Path) -> None:
+def test_runs_started_together_get_separate_folders(tmp_path: Path) -> None:
     config = tiny("iql", tmp_path / "runs")
     started = [Child(lambda: train(config), tmp_path / f"{i}.txt") for i in range(3)]
     assert [child.wait() for child in started] == [0, 0, 0]
@@ -53,7 +53,7 @@ def test_runs_started_together_get_folders_of_their_own(tmp_path: Path) -> None:
 
 
 def test_a_resume_from_an_older_checkpoint_leaves_the_newer_ones(tmp_path: Path) -> None:
-    """It branches off into a folder of its own, and the old one is not touched."""
+    """The run continues in a new folder, and the old one does not change."""
     result = train(tiny("td3", tmp_path, checkpoint_interval=20, total_timesteps=40))
     before = contents(result.run_dir)
     branch = resume(result.run_dir / "checkpoints" / "step_000000020")
@@ -62,7 +62,7 @@ def test_a_resume_from_an_older_checkpoint_leaves_the_newer_ones(tmp_path: Path)
     assert contents(result.run_dir) == before
 
 
-def test_a_failed_resume_gives_the_lock_back(tmp_path: Path) -> None:
+def test_a_failed_resume_releases_the_lock(tmp_path: Path) -> None:
     run = interrupted(tiny("sac", tmp_path), 30)
     [checkpoint] = (run / "checkpoints").iterdir()
     (run / "metrics.csv").rename(run / "aside.csv")

@@ -1,4 +1,4 @@
-"""Promise 18: a logger can fail, training cannot; after a resume no row is there twice or out of order."""
+"""Promise 18: a failing logger does not stop training; after a resume no row is duplicated or out of order."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.runs import (
 
 
 class Sink:
-    """Stands in for TensorBoard."""
+    """Replaces TensorBoard."""
 
     name = "TensorBoard"
 
@@ -72,7 +72,7 @@ class Hanging(Sink):
 
 @pytest.mark.parametrize("sink", [Raising, RaisingAtTheEnd, Hanging])
 @pytest.mark.parametrize("algo", mostly_slow(ALL, "sac"))
-def test_a_failing_sink_changes_nothing_else(
+def test_a_failing_logger_does_not_change_the_run(
     algo: str, sink: type[Sink], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     healthy = train(tiny(algo, tmp_path))
@@ -89,7 +89,7 @@ def test_a_failing_sink_changes_nothing_else(
 
 
 def test_a_console_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`rl-training train … | head` closes the pipe under the progress lines."""
+    """`rl-training train … | head` closes the pipe while progress lines are written."""
 
     class Closed:
         def isatty(self) -> bool:
@@ -103,7 +103,7 @@ def test_a_console_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     config = tiny("iql", tmp_path, env_id=None, kwargs=_own_data(tmp_path))
     monkeypatch.setattr(sys, "stderr", Closed())
-    result = get_algorithm_spec("iql").train(config)  # says that evaluation is skipped, and reports its progress
+    result = get_algorithm_spec("iql").train(config)  # prints that evaluation is skipped, and its progress
     assert result.metrics["global_step"] == 60
 
 
@@ -113,14 +113,14 @@ def _own_data(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("algo", mostly_slow(ALL, "rlpd"))
-def test_after_kills_every_row_is_there_once_and_in_order(algo: str, tmp_path: Path) -> None:
-    """Rows of ticks 35 and 40 were written before the kill and are written again by the resumed run."""
+def test_after_kills_every_row_is_logged_once_and_in_order(algo: str, tmp_path: Path) -> None:
+    """Rows of ticks 35 and 40 are written before the kill and again by the resumed run."""
     every = {"log_interval": 5, "checkpoint_interval": 30, "total_timesteps": 60}
     config = tiny(algo, tmp_path, kwargs={"eval_interval": 20}, **every)
     straight = train(config)
 
     class KillLater(KillAt):
-        """At a step between two checkpoints."""
+        """Kills the process at a step between two checkpoints."""
 
         name = "KillAt"
 
@@ -146,7 +146,7 @@ def test_after_kills_every_row_is_there_once_and_in_order(algo: str, tmp_path: P
 
 @pytest.mark.parametrize("algo", BOTH_LOOPS)
 def test_a_step_has_one_row(algo: str, tmp_path: Path) -> None:
-    """Evaluations and reports of the same step, and of steps of their own; the last evaluation after its report."""
+    """Evaluations and reports at the same and at different steps; the last evaluation comes after its report."""
     config = tiny(algo, tmp_path, kwargs={"eval_interval": 20}, log_interval=15, eval_episodes=2)
     rows = {int(row["step"]): row for row in logged(train(config).run_dir)}
     total = 90 if algo == "rlpd" else 60
@@ -163,8 +163,8 @@ def test_a_step_has_one_row(algo: str, tmp_path: Path) -> None:
     assert rows[20]["eval/episodes"] == "2.0"
 
 
-class KillWhenJudged(KillAt):
-    """The kernel ends the process after the last evaluation was logged and before it is saved."""
+class KillAfterEvaluation(KillAt):
+    """Kills the process after the last evaluation was logged and before it is saved."""
 
     name = "KillAt"
 
@@ -179,9 +179,9 @@ class KillWhenJudged(KillAt):
 
 @pytest.mark.parametrize("algo", REGIMES_IN_ONE)
 def test_a_kill_between_the_last_evaluation_and_its_checkpoint(algo: str, tmp_path: Path) -> None:
-    """It goes on to the same end; with a larger budget, to that of a run that was never evaluated there."""
+    """The result is the same; with a larger budget it is that of a run that was not evaluated at this step."""
     config = tiny(algo, tmp_path / "runs", kwargs={"learning_rate_schedule": "constant"})
-    child = Child(lambda: train(config, [KillWhenJudged(60)]), tmp_path / "output.txt")
+    child = Child(lambda: train(config, [KillAfterEvaluation(60)]), tmp_path / "output.txt")
     assert child.wait() == -signal.SIGKILL, child.text()
     [run] = (tmp_path / "runs").iterdir()
     assert "eval/mean_reward" in logged(run)[-1]
@@ -192,7 +192,7 @@ def test_a_kill_between_the_last_evaluation_and_its_checkpoint(algo: str, tmp_pa
 
 
 def test_rows_of_an_earlier_version_stay_and_new_ones_follow(tmp_path: Path) -> None:
-    """Its log has two rows for a step and its checkpoint counts both; what the run then logs has one for each."""
+    """The old log has two rows per step, and its checkpoint counts both; new rows are one per step."""
     config = tiny("bc", tmp_path, kwargs={"eval_interval": 20})
     straight, run = train(config, [KillAt()]), interrupted(config, 30)
     header, row = (run / "metrics.csv").read_text().splitlines()
@@ -214,7 +214,7 @@ def test_rows_of_an_earlier_version_stay_and_new_ones_follow(tmp_path: Path) -> 
     assert new == logged(straight.run_dir)[1:]
 
 
-def test_rows_of_a_log_that_was_switched_off_do_not_come_back_twice(tmp_path: Path) -> None:
+def test_rows_of_a_disabled_log_are_not_duplicated(tmp_path: Path) -> None:
     config = tiny("td3", tmp_path, checkpoint_interval=20, log_interval=10)
     run = interrupted(config, 20)
     (run / "metrics.csv").write_text((run / "metrics.csv").read_text() + "999,1.0")  # a torn line

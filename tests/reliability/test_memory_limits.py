@@ -1,4 +1,4 @@
-"""Promise 17: memory is checked before it is taken, and does not grow once the buffer is full."""
+"""Promise 17: memory is checked before it is allocated, and does not grow once the buffer is full."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ def test_a_buffer_that_cannot_fit_is_refused_before_anything_is_written(
 
 
 @pytest.mark.parametrize("algo", [*OFFLINE, "rlpd"])
-def test_data_that_cannot_fit_are_not_collected(algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_that_do_not_fit_into_memory_are_not_collected(
+    algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(collecting, "available_memory", lambda: 10**9)
     with pytest.raises(
         MemoryLimitError, match=r"dataset_size 1000000000000 needs .*; the largest that fits is \d+$"
@@ -47,7 +49,7 @@ def test_data_that_cannot_fit_are_not_collected(algo: str, tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("algo", ["sac", "iql", "edac", "dqn", "rlpd"])
-def test_networks_that_cannot_fit_are_not_made(algo: str, tmp_path: Path) -> None:
+def test_networks_that_do_not_fit_into_memory_are_not_built(algo: str, tmp_path: Path) -> None:
     config = tiny(algo, tmp_path / "runs", kwargs={"hidden_sizes": [200_000, 200_000]})
     with pytest.raises(
         MemoryLimitError,
@@ -71,7 +73,7 @@ def test_on_the_command_line_of_this_machine(tmp_path: Path) -> None:
 
 
 def test_resuming_needs_no_second_copy_of_the_buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Room for one buffer is enough to go on."""
+    """Memory for one buffer is enough to resume."""
     run = interrupted(tiny("sac", tmp_path), 30)
     load = ReplayBuffer.load
 
@@ -84,7 +86,7 @@ def test_resuming_needs_no_second_copy_of_the_buffer(tmp_path: Path, monkeypatch
 
 
 class Watch(Callback):
-    """Resident bytes at each hundredth step."""
+    """Records resident memory every hundred steps."""
 
     def __init__(self) -> None:
         self.seen: dict[int, int] = {}
@@ -96,8 +98,8 @@ class Watch(Callback):
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
-def test_resident_memory_is_flat_after_the_fill(tmp_path: Path) -> None:
-    """A ring of 300 rows, full after a fifth of the run; checkpoints and reports go on all the time."""
+def test_resident_memory_is_constant_once_the_buffer_is_full(tmp_path: Path) -> None:
+    """A ring of 300 rows is full after a fifth of the run; checkpoints and reports continue."""
 
     def action() -> None:
         watch = Watch()

@@ -31,7 +31,7 @@ CANARY = "canary"
 
 
 class Touch:
-    """Unpickling this makes the canary: what a malicious file would do, harmlessly."""
+    """Creates the canary file when it is unpickled, as a harmless malicious file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -42,17 +42,17 @@ class Touch:
 
 @pytest.fixture
 def canary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working folder is a fresh one; code in a file would leave `canary` there."""
+    """An empty working folder; code executed from a file would create `canary` there."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "evil", raising=False)  # imported once, it would not run again
+    monkeypatch.delitem(sys.modules, "evil", raising=False)  # an imported module would not run again
     (tmp_path / "evil.py").write_text(f"from pathlib import Path\nPath({str(tmp_path / CANARY)!r}).touch()\n")
     return tmp_path / CANARY
 
 
-def test_the_canary_sings(canary: Path) -> None:
-    """The bait works: unpickling it, or importing the module, does leave the canary."""
+def test_the_canary_detects_executed_code(canary: Path) -> None:
+    """Unpickling the file or importing the module does create the canary."""
     pickle.loads(pickle.dumps(Touch(canary)))
     assert canary.exists()
     canary.unlink()
@@ -91,7 +91,7 @@ def slipped_npz(path: Path, canary: Path) -> None:
 
 
 def header_npz(path: Path, canary: Path) -> None:
-    """An npy header is a Python literal; one that is a call must not be evaluated."""
+    """An npy header is a Python literal; one that contains a call must not be evaluated."""
     evil = f"__import__('pathlib').Path({str(canary)!r}).touch()"
     header = f"{{'descr': {evil}, 'fortran_order': False, 'shape': (4,), }}".ljust(117) + "\n"
     content = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode()
@@ -142,7 +142,7 @@ def offline_config(folder: Path, **kwargs: Any) -> Path:
 
 
 def refused(words: list[Any], code: int) -> str:
-    """The one line a command ends with."""
+    """The one-line error of a command."""
     result = CliRunner().invoke(main, [str(word) for word in words])
     assert result.exit_code == code, (result.exit_code, result.stderr)
     [line] = [line for line in result.stderr.splitlines() if not line.startswith("evaluating")]
@@ -235,8 +235,8 @@ def test_malicious_configurations(case: str, canary: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("case", ["import", "wrapper", "algorithm", "plug-in", "network", "logger", "data format"])
-def test_importing_is_for_the_user_to_allow(case: str, canary: Path, tmp_path: Path) -> None:
-    """With --allow-import the module is imported, so the refusals above are what keeps it out."""
+def test_modules_are_imported_with_permission_only(case: str, canary: Path, tmp_path: Path) -> None:
+    """With --allow-import the module is imported, so the tests above do test the refusal."""
     (tmp_path / "run.yaml").write_text(CONFIGS[case])
     result = CliRunner().invoke(main, ["train", "--config", "run.yaml", "--allow-import", "--output-dir", "runs"])
     assert result.exit_code == 2
@@ -252,7 +252,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def forged(run: Path, name: str, **changes: Any) -> None:
-    """Change a record of the newest checkpoint, hashes and all."""
+    """Change a record of the newest checkpoint and update its hashes."""
     checkpoint = read_checkpoint(find_checkpoint(run))
     records = {**checkpoint.records, name: {**checkpoint.records[name], **changes}}
     write_checkpoint(run / "checkpoints", checkpoint.step, tensors=checkpoint.tensors, records=records)

@@ -1,4 +1,4 @@
-"""Promise 23: no network, no telemetry, no open port; a data set is fetched only when asked for."""
+"""Promise 23: no network access, telemetry or open port; data sets are downloaded on request only."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.runs import ALL, mostly_slow, resume, tiny, train
 
 
 class NetworkUsed(Exception):
-    """Somebody tried to reach out, or to listen."""
+    """Code tried to connect or to listen."""
 
 
 @pytest.fixture
 def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sockets of the internet cannot be made; names cannot be looked up."""
+    """Block internet sockets and name resolution."""
     make = socket.socket.__init__
 
     def refuse(*_: Any, **__: Any) -> None:
@@ -55,7 +55,7 @@ def test_training_evaluating_predicting_and_resuming_use_no_network(algo: str, t
 
 
 @pytest.mark.usefixtures("_no_network")
-def test_a_missing_data_set_is_not_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_data_set_is_not_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     kwargs = {"dataset_kind": "minari", "dataset_id": "D4RL/pen/human-v2"}
     with pytest.raises(DatasetError, match=r"not found in .*; set dataset_download: true"):

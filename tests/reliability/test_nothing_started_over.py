@@ -1,4 +1,4 @@
-"""Promise 27: nothing that exists is started over: a run with results is never begun again in place."""
+"""Promise 27: existing results are never overwritten: a run with results is not restarted in its folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def emptied(run: Path) -> Path:
-    """What people do to save disk."""
+    """Delete all checkpoints, as users do to save disk space."""
     for path in (run / "checkpoints").iterdir():
         shutil.rmtree(path)
     return run
@@ -53,8 +53,8 @@ def test_a_run_that_had_saved_before_it_was_killed(tmp_path: Path) -> None:
         resume(result.run_dir)
 
 
-def test_a_run_with_nothing_to_lose_starts_again_and_keeps_its_log(tmp_path: Path) -> None:
-    """Killed before the first checkpoint: its rows tell of work that is gone, and are kept beside the new ones."""
+def test_a_run_without_results_starts_again_and_keeps_its_log(tmp_path: Path) -> None:
+    """The run was killed before its first checkpoint; its old rows are kept next to the new ones."""
     config = tiny("sac", tmp_path, eval_episodes=0)
     result = train(config)
     run = emptied(result.run_dir)

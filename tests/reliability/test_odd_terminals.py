@@ -1,4 +1,4 @@
-"""Promise 29: odd terminals do no harm: closed or ASCII streams, no TensorBoard, links in a run folder."""
+"""Promise 29: unusual terminals do no harm: closed or ASCII streams, no TensorBoard, links in a run folder."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def config(tmp_path: Path) -> Path:
 
 
 def shell(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A line of a shell, which can close streams before the program starts."""
+    """Run a shell command, which can close streams before the program starts."""
     program = f"{sys.executable} -m rl_training"
     return subprocess.run(
         ["/bin/sh", "-c", line.replace("rl-training", program)],
@@ -41,7 +41,7 @@ def shell(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def without_streams() -> None:
-    """As an interpreter starts that finds them closed."""
+    """Close the standard streams, as if the interpreter had started without them."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         os.close(number)
         setattr(sys, name, None)
@@ -49,7 +49,7 @@ def without_streams() -> None:
 
 
 def with_ascii_streams() -> None:
-    """As an interpreter starts with PYTHONIOENCODING=ascii."""
+    """Use ASCII streams, as with PYTHONIOENCODING=ascii."""
     sys.stdout = open(1, "w", encoding="ascii", errors="strict", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding="ascii", errors="backslashreplace", closefd=False)  # noqa: SIM115
 
@@ -69,9 +69,7 @@ def trained_in_a_fork(config: Path, first: Callable[[], None]) -> str:
 def assert_closed_streams_did_no_harm(folder: Path) -> None:
     [run] = (folder / "runs").iterdir()
     assert run_record(run)["status"] == "finished"
-    assert (
-        resume(run, changes={"total_timesteps": 70}).metrics["global_step"] == 70
-    )  # no file took what was printed
+    assert resume(run, changes={"total_timesteps": 70}).metrics["global_step"] == 70  # no file received the output
 
 
 def test_closed_streams_of_a_forked_process(config: Path, tmp_path: Path) -> None:
@@ -117,8 +115,8 @@ def test_no_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: 
 
 
 @pytest.mark.parametrize("kind", ["link", "dangling link", "fifo", "folder"])
-def test_what_is_called_lock_and_is_none(kind: str, tmp_path: Path) -> None:
-    """A folder from elsewhere whose lock leads to a file of ours: it is neither written nor waited for."""
+def test_a_lock_that_is_a_link_is_ignored(kind: str, tmp_path: Path) -> None:
+    """The lock in the run folder links to a file elsewhere, which is neither written nor waited for."""
     run = interrupted(tiny("sac", tmp_path / "runs"), 30)
     treasure = tmp_path / "treasure.txt"
     treasure.write_text("mine")

@@ -1,4 +1,4 @@
-"""The table of docs/reliability.md and the tests are in step."""
+"""The table of docs/reliability.md matches the tests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_every_module_here_belongs_to_a_promise() -> None:
     assert here - told == {"tests/reliability/test_promises.py"}
 
 
-def test_a_module_names_the_promise_it_keeps() -> None:
+def test_a_module_names_the_promise_it_tests() -> None:
     for number, _, tests in ROWS:
         for file in re.findall(r"`(tests/reliability/[^`:]+)", tests):
             assert (ROOT / file).read_text().startswith(f'"""Promise {number}: '), file

@@ -22,7 +22,7 @@ def corrupt(path: Path) -> None:
 
 
 class CorruptAfter(Callback):
-    """Damages every checkpoint once it is written, from a tick on."""
+    """Damages every new checkpoint from a tick on."""
 
     def __init__(self, tick: int) -> None:
         self.tick = tick
@@ -33,7 +33,7 @@ class CorruptAfter(Callback):
 
 
 @pytest.mark.parametrize("algo", REGIMES_IN_ONE)
-def test_corrupt_the_newest_then_prune(algo: str, tmp_path: Path) -> None:
+def test_pruning_keeps_a_valid_checkpoint_if_the_newest_are_damaged(algo: str, tmp_path: Path) -> None:
     every = {"checkpoint_interval": 10, "keep_checkpoints": 9, "kwargs": {"eval_interval": 20}}
     result = train(tiny(algo, tmp_path, **every), [CorruptAfter(70 if algo == "rlpd" else 40)])
     checkpoints, best = result.run_dir / "checkpoints", result.run_dir / "best"
@@ -47,8 +47,8 @@ def test_corrupt_the_newest_then_prune(algo: str, tmp_path: Path) -> None:
     assert resume(result.run_dir).metrics["global_step"] == 60
 
 
-def test_a_run_that_keeps_one_never_has_none(tmp_path: Path) -> None:
-    """At every moment after the first checkpoint a valid one is there, and the best policy is never pruned."""
+def test_a_run_that_keeps_one_checkpoint_always_has_one(tmp_path: Path) -> None:
+    """After the first checkpoint there is always a valid one, and the best policy is never pruned."""
     seen = []
 
     class Look(Callback):

@@ -1,4 +1,4 @@
-"""Promise 5: the source has no way to run what it reads: no unsafe loader, and no fallback to one."""
+"""Promise 5: the source has no unsafe loader, and no fallback to one."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ ATTRIBUTES = {
 SOURCES = sorted(Path(rl_training.__file__).parent.rglob("*.py"))
 # Optional packages are imported by names written in the source, never read from a file.
 NAMED_IMPORTS = {"files.py", "doctor.py"}
-# An environment's own process is this interpreter with a program of this package. What it unpickles and imports
-# is in its parent's memory and comes through a pipe that nobody else has; nothing of it comes from a file. The
-# parent unpickles nothing that such a process, in which an environment's code runs, has written.
+# An environment process is this interpreter with a program of this package. It unpickles and imports only data from
+# its parent's memory, through a private pipe, and nothing from a file. The parent unpickles no data from such a
+# process, because it runs the environment's code.
 OWN_PROCESS = {
     ("processes.py", "import subprocess"),
     ("child.py", "import pickle"),
@@ -45,7 +45,7 @@ DRAWING = {("filming.py", "import subprocess"), ("video.py", "import subprocess"
 
 
 def offences(tree: ast.AST, file: str) -> list[str]:
-    """What a source does that could run what it reads."""
+    """Constructs in a source that could execute what they read."""
     found = []
     for node in ast.walk(tree):
         where = f"{file}:{getattr(node, 'lineno', 0)}"

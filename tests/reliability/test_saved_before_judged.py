@@ -1,4 +1,4 @@
-"""Promise 25: work is saved before it is judged; a signal ends an evaluation; evaluation episodes are bounded."""
+"""Promise 25: work is saved before evaluation; a signal ends an evaluation; evaluation episodes are bounded."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def endless(algo: str, folder: Path, **fields: Any) -> TrainConfig:
 
 
 @pytest.mark.parametrize("algo", REGIMES_IN_ONE)
-def test_an_environment_that_never_ends_holds_no_run(
+def test_an_environment_that_never_ends_does_not_block_a_run(
     algo: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     result = train(endless(algo, tmp_path, eval_max_steps=70))
@@ -40,8 +40,8 @@ def test_an_environment_that_never_ends_holds_no_run(
     assert line.startswith("warning: evaluation episodes are cut after 70 steps, which Faulty-v0 does not end by ")
 
 
-def test_the_bound_where_nobody_set_one(tmp_path: Path) -> None:
-    """An environment's own limit is enough; without one there is ours; a setting beats both."""
+def test_the_default_bound_of_evaluation_episodes(tmp_path: Path) -> None:
+    """The environment's own limit applies; without one, the default does; a setting overrides both."""
 
     def bound(**fields: Any) -> int | None:
         return Evaluator(tiny("sac", tmp_path, **{"eval_max_steps": None} | fields), None).bound  # type: ignore[arg-type]
@@ -52,7 +52,9 @@ def test_the_bound_where_nobody_set_one(tmp_path: Path) -> None:
     assert bound(env_id=FAULTY, env_kwargs={"max_episode_steps": 40}) is None
 
 
-def test_a_time_limit_of_one_s_own_cuts_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_episodes_with_their_own_time_limit_are_not_truncated(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     result = train(tiny("sac", tmp_path, eval_max_steps=200))  # Pendulum's own
     assert result.metrics["eval_length_mean"] == 200
     assert "are cut" not in capfd.readouterr().err
@@ -103,8 +105,8 @@ class SignalWhileEvaluating(Callback):
 
 
 @pytest.mark.parametrize("algo", REGIMES_IN_ONE)
-def test_an_evaluation_that_a_signal_ended_is_made_when_the_run_goes_on(algo: str, tmp_path: Path) -> None:
-    """In the middle of training: the resumed run has the same evaluations, log and patience as one left alone."""
+def test_an_interrupted_evaluation_is_repeated_by_the_resumed_run(algo: str, tmp_path: Path) -> None:
+    """The resumed run has the same evaluations, log and patience as an uninterrupted one."""
     kwargs = {"eval_interval": 10, "early_stopping": {"patience": 50}}
     config = tiny(algo, tmp_path, kwargs=kwargs, log_interval=10)
     child = Child(lambda: train(config, [SignalWhileEvaluating(30)]), tmp_path.with_suffix(".txt"))
@@ -120,7 +122,7 @@ def test_an_evaluation_that_a_signal_ended_is_made_when_the_run_goes_on(algo: st
 
 
 @pytest.mark.parametrize("algo", REGIMES_IN_ONE)
-def test_the_last_step_is_on_the_disk_before_it_is_played(algo: str, tmp_path: Path) -> None:
+def test_the_last_step_is_saved_before_it_is_evaluated(algo: str, tmp_path: Path) -> None:
     seen: list[tuple[str, Any]] = []
 
     class Look(Callback):

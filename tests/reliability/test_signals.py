@@ -1,4 +1,4 @@
-"""Promise 7: a signal ends the current step, the state is saved, and the run goes on exactly where it stood."""
+"""Promise 7: after a signal the current step is finished, the state is saved, and the run resumes exactly."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CODES = {signal.SIGTERM: 143, signal.SIGINT: 130}
 
 
 class SignalAt(Callback):
-    """Sends a signal to this process when it has reached a tick; None watches only."""
+    """Sends a signal to this process at a tick; None sends nothing."""
 
     name = "SignalAt"
 
@@ -48,7 +48,7 @@ def only_run(folder: Path) -> Path:
 
 @pytest.mark.parametrize("number", mostly_slow(CODES, next(iter(CODES))))
 @pytest.mark.parametrize("algo", BOTH_LOOPS)
-def test_a_signal_saves_and_the_run_goes_on_exactly(algo: str, number: int, tmp_path: Path) -> None:
+def test_a_run_that_a_signal_ended_resumes_exactly(algo: str, number: int, tmp_path: Path) -> None:
     config = tiny(algo, tmp_path, total_timesteps=45, checkpoint_interval=1_000, kwargs={"eval_interval": 15})
     tick = random.Random(f"{algo}{number}").randint(1, 40)
     child = Child(lambda: train(config, [SignalAt(number, tick)]), tmp_path.with_suffix(".txt"))
@@ -61,12 +61,12 @@ def test_a_signal_saves_and_the_run_goes_on_exactly(algo: str, number: int, tmp_
     resumed = resume(run, [SignalAt()])
     assert run_record(run)["exact_resume"] is True
     straight = train(config, [SignalAt()])
-    ends = {"checkpoints"}  # the one saved for the signal is there beside the last
+    ends = {"checkpoints"}  # the checkpoint saved for the signal exists in addition to the last
     assert set(differences(straight, resumed)) <= ends
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_at_any_moment_of_a_process(number: int, tmp_path: Path, children: list[Child]) -> None:
+def test_a_signal_at_any_moment_of_a_process(number: int, tmp_path: Path, children: list[Child]) -> None:
     config = tiny("sac", tmp_path / "runs", total_timesteps=240, checkpoint_interval=50)
     straight = train(config)
     straight.run_dir.rename(tmp_path / "straight")
@@ -91,7 +91,7 @@ def test_at_any_moment_of_a_process(number: int, tmp_path: Path, children: list[
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_a_child_of_these_tests_handles_signals_in_a_background_job_too(number: int, tmp_path: Path) -> None:
-    """`nohup make test &` ignores both, and its children would inherit that."""
+    """`nohup make test &` ignores both signals, and its children would inherit that."""
     before = signal.signal(number, signal.SIG_IGN)
     try:
         child = Child(lambda: os.kill(os.getpid(), number), tmp_path / "output.txt")
@@ -100,8 +100,8 @@ def test_a_child_of_these_tests_handles_signals_in_a_background_job_too(number: 
     assert child.wait() == {signal.SIGINT: 130, signal.SIGHUP: -signal.SIGHUP}[signal.Signals(number)]
 
 
-def test_a_handler_that_c_code_installed_is_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python returns None for it and cannot install it again."""
+def test_a_signal_handler_installed_by_c_code_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python returns None for such a handler and cannot restore it."""
     install, before = signal.signal, signal.getsignal(signal.SIGTERM)
 
     def foreign(signum: int, handler: Any) -> Any:
@@ -120,14 +120,14 @@ def test_a_handler_that_c_code_installed_is_no_reason_to_fail(monkeypatch: pytes
 
 
 def _busy(folder: Path, child: Child) -> bool:
-    """Whether the child has a run whose signals it looks after, or has ended."""
+    """Whether the child has a run that handles signals, or has ended."""
     if child.poll() is not None:
         return True
     runs = [run for run in folder.glob("*") if (run / "run.json").exists() and list(run.glob("tb/events*"))]
     return any(run_record(run)["pid"] == child.pid for run in runs)
 
 
-def test_sigusr1_saves_and_goes_on(tmp_path: Path) -> None:
+def test_sigusr1_saves_and_continues(tmp_path: Path) -> None:
     config = tiny("td3", tmp_path, checkpoint_interval=1_000)
     child = Child(lambda: train(config, [SignalAt(signal.SIGUSR1, 17)]), tmp_path.with_suffix(".txt"))
     assert child.wait() == 0, child.text()
@@ -137,7 +137,7 @@ def test_sigusr1_saves_and_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_second_ctrl_c_aborts_at_once(tmp_path: Path, children: list[Child]) -> None:
-    """The environment hangs in its step, which therefore never ends."""
+    """The environment hangs in its step, which never ends."""
     config = tiny("sac", tmp_path, env_id=FAULTY, env_kwargs={"at": 5, "how": "hang"}, eval_episodes=0)
     child = Child(lambda: train(config), tmp_path.with_suffix(".txt"))
     children.append(child)

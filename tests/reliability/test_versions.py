@@ -1,4 +1,4 @@
-"""Promise 9: newer formats are refused with the version they need, older ones load, changed spaces are refused."""
+"""Promise 9: newer formats are rejected with the required version, older ones load, changed spaces are rejected."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ GOLDEN = Path(__file__).parent / "golden"
 SAMPLES = sorted(path.parent for path in GOLDEN.glob("format_*/*/actions.json"))
 
 
-def test_there_is_a_sample_of_every_format() -> None:
+def test_every_format_has_a_golden_checkpoint() -> None:
     assert {path.parent.name for path in SAMPLES} == {f"format_{number}" for number in range(1, FORMAT + 1)}
     assert sum(file.stat().st_size for path in SAMPLES for file in path.rglob("*") if file.is_file()) < 200_000
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda path: f"{path.parent.name}-{path.name}")
-def test_old_checkpoints_load_and_act_as_they_did(sample: Path, tmp_path: Path) -> None:
+def test_old_checkpoints_load_and_predict_the_same_actions(sample: Path, tmp_path: Path) -> None:
     told = json.loads((sample / "actions.json").read_text())
     actions = predict_checkpoint(sample / "checkpoint", told["obs"])
     np.testing.assert_allclose(actions, told["actions"], rtol=1e-5, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Promise 28: observations have the shape of their space, rewards are numbers, ends are booleans, reset a pair."""
+"""Promise 28: observations have the shape of their space, rewards are numbers, ends booleans, resets pairs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_wrong_step_ends_the_run_after_saving(answer: str, tmp_path: Path) -> 
     assert [path.name for path in list_checkpoints(run / "checkpoints")] == ["step_000000029"]
 
 
-def test_while_data_are_collected_and_while_it_plays(tmp_path: Path) -> None:
+def test_wrong_steps_during_data_collection_and_evaluation(tmp_path: Path) -> None:
     wrong = {"env_id": WRONG_FORM, "env_kwargs": {"answer": "step: no reward"}}
     with pytest.raises(EnvironmentFailure, match="the reward is None"):
         train(tiny("iql", tmp_path / "data", **wrong))
@@ -62,8 +62,8 @@ def test_while_data_are_collected_and_while_it_plays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("answer", ["", "right: lists and NumPy's scalars"])
-def test_what_is_right_passes(answer: str, tmp_path: Path) -> None:
-    """Lists of numbers are observations too, if they have the shape; NumPy's scalars are numbers and booleans."""
+def test_valid_environments_pass(answer: str, tmp_path: Path) -> None:
+    """Lists of numbers with the right shape are observations; NumPy scalars are numbers and booleans."""
     result = train(tiny("sac", tmp_path, env_id=WRONG_FORM, env_kwargs={"answer": answer}))
     assert result.metrics["global_step"] == 60
 

@@ -1,1 +1,1 @@
-"""Checkpoints of every format there has been."""
+"""Checkpoints of every format that was released."""

@@ -1,7 +1,7 @@
-"""Writes golden checkpoints beside this file: `python -m tests.reliability.golden.make sac rebrac`.
+"""Write golden checkpoints next to this file: `python -m tests.reliability.golden.make sac rebrac`.
 
-They are committed with each release and never rewritten: a later version must read them and act as they say. Those
-without a version in their name are of 0.1, whose records have no schema number.
+They are committed with each release and never rewritten. Later versions must load them and predict the stored
+actions. Those without a version in their name are from 0.1, whose records have no schema number.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 
 
 def make(algo: str, folder: Path) -> None:
-    """A checkpoint of a short run, observations, and the actions it took for them when it was written."""
+    """Write a checkpoint of a short run, observations, and the actions that it predicts for them."""
     kwargs = {"hidden_sizes": [8, 8]} | ({"normalize_observations": True} if algo == "iql" else {})
     result = train(
         tiny(algo, Path("runs"), kwargs=kwargs, total_timesteps=30, checkpoint_interval=25, eval_episodes=0)
