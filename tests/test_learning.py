@@ -10,7 +10,7 @@ import pytest
 
 from rl_training import TransitionDataset
 from rl_training.runtime.workflows import evaluate_checkpoint, predict_checkpoint
-from tests.runs import OFFLINE, ONLINE, mostly_slow, owned, tiny, train
+from tests.runs import EVERY_STEP, OFFLINE, ONLINE, mostly_slow, owned, tiny, train
 from tests.test_offline_runtime import identity_data
 from tests.worlds import CHOICES, IDENTITY
 
@@ -45,7 +45,9 @@ OBS = np.linspace(-0.9, 0.9, 19, dtype=np.float32)[:, None]
 
 
 def settings(algo: str) -> dict[str, Any]:
-    return owned(algo, FAST) | ({"beta": 10.0} if algo == "iql" else {})  # IQL multiplies by beta, CRR divides
+    return owned(algo, FAST | EVERY_STEP) | (
+        {"beta": 10.0} if algo == "iql" else {}
+    )  # IQL multiplies by beta, CRR divides
 
 
 @pytest.mark.parametrize("algo", mostly_slow([name for name in ONLINE if name != "dqn"], "sac"))

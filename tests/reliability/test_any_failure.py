@@ -22,7 +22,7 @@ from rl_training.updates.updater import Updater
 from tests.reliability.faulty_worlds import FAULTY
 from tests.reliability.processes import Child, command, wait_for
 from tests.reliability.selection import BOTH_LOOPS, REGIMES_IN_ONE
-from tests.runs import differences, mostly_slow, resume, run_record, tiny, train
+from tests.runs import EVERY_STEP, differences, mostly_slow, owned, resume, run_record, tiny, train
 
 
 class At(Callback):
@@ -81,7 +81,7 @@ def test_an_update_that_raises(
             raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
         run_updates(self, count)
 
-    config = tiny(algo, tmp_path, checkpoint_interval=1_000, log_interval=10)
+    config = tiny(algo, tmp_path, kwargs=owned(algo, EVERY_STEP), checkpoint_interval=1_000, log_interval=10)
     with monkeypatch.context() as patch:
         patch.setattr(Updater, "run", failing)
         with pytest.raises(RuntimeError, match="shapes"):
