@@ -25,9 +25,26 @@ else:
     __getattr__, __dir__ = lazy(__name__, {"AlgorithmSpec": "rl_training.runtime.trainers"})
 
 _NAMES = (
-    "dqn", "ddpg", "td3", "sac", "tqc", "redq", "bc", "td3_bc", "iql", "cql", "awac", "crr", "edac", "rlpd",
-    "rebrac", "crossq", "flash_sac", "fql", "cal_ql",
-)  # fmt: skip
+    "dqn",
+    "ddpg",
+    "td3",
+    "sac",
+    "tqc",
+    "redq",
+    "bc",
+    "td3_bc",
+    "iql",
+    "cql",
+    "awac",
+    "crr",
+    "edac",
+    "rlpd",
+    "rebrac",
+    "crossq",
+    "flash_sac",
+    "fql",
+    "cal_ql",
+)
 # The specs imported so far, and those that `register` added.
 _SPECS: dict[str, AlgorithmSpec] = {}
 _NAME = re.compile("[a-z][a-z0-9_]*")
