@@ -93,8 +93,7 @@ class MujocoBatch:
         self.task.attach(self.model)
         # Contact forces are computed after a step from the simulation's own MjData.
         self._contacts = self.task.contacts
-        given = os.environ.get("OMP_NUM_THREADS", "")
-        threads = min(threads or (int(given) if given.isdecimal() else 0) or available_cores(), num_envs)
+        threads = min(threads or _default_threads(), num_envs)
         self._batch = batch_class()(self.model, num_envs, nthread=threads, persistent=self._contacts)
         _batches.add(self._batch)
         self._fields = {name: self._batch.bind(name) for name in self.task.reads}
@@ -181,6 +180,11 @@ class MujocoBatch:
 
     def _state(self, rows: slice) -> dict[str, NDArray[Any]]:
         return {"state": self._batch.state[rows], "carried": self._carried[rows], "steps": self._steps[rows]}
+
+
+def _default_threads() -> int:
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    return int(given) if given.isdecimal() and int(given) > 0 else available_cores()
 
 
 def _load_model(task: Task) -> Any:

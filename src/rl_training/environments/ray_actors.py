@@ -224,8 +224,7 @@ class RayEnv:
         except errors.ActorUnavailableError:
             self._replace("its node cannot be reached")
         except errors.RayError as error:
-            alive = {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}
-            if _NODE_DIED in str(error) or (self._node is not None and self._node not in alive):
+            if self._node_is_gone() or _NODE_DIED in str(error):
                 self._replace("its node was lost")
             raise EnvProcessDied(f"its actor died: {_reason(error)}") from None
         return value_of(status, value)
@@ -239,6 +238,10 @@ class RayEnv:
         except self._ray.exceptions.RayError:
             return False
         return True
+
+    def _node_is_gone(self) -> bool:
+        alive = {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}
+        return self._node is not None and self._node not in alive
 
     def _replace(self, why: str) -> NoReturn:
         """Create the environment on another node and raise `EnvLost`."""

@@ -67,8 +67,7 @@ class EnvOrder:
             main = b"__main__" in data
         except Exception:
             data, main = pickle.dumps(replace(self, specs=())), True
-        script = sys.modules["__main__"]
-        if main and script.__spec__ is None and not Path(getattr(script, "__file__", None) or "").is_file():
+        if main and not _main_is_a_file():
             raise ConfigError.of(
                 "environments",
                 f"{self.recipe.env_id} is defined in an interactive session, which another process cannot import; "
@@ -105,3 +104,8 @@ def _modules_of(config: EnvSettings, given: UserEnvironments | None) -> tuple[st
     names = [entry if isinstance(entry, str) else next(iter(entry)) for entry in config.wrappers]
     modules = dict.fromkeys(name.partition(":")[0] for name in names if ":" in name and name not in objects)
     return tuple(module for module in modules if config.allow_import and module in sys.modules)
+
+
+def _main_is_a_file() -> bool:
+    main = sys.modules["__main__"]
+    return main.__spec__ is not None or Path(getattr(main, "__file__", None) or "").is_file()
