@@ -18,7 +18,7 @@ from rl_training.experiment.strict_yaml import dump_yaml
 from rl_training.study import Study
 from rl_training.study.claims import Owner, take
 from rl_training.study.plan import read_plan
-from rl_training.study.study import TrialWatcher, _of_task, iqm
+from rl_training.study.study import TrialWatcher, _of_task, _scored, iqm
 from rl_training.study.trials import Failure, note_failure
 from tests.bare import Bare
 from tests.studies import homes, study_in, tiny_study
@@ -288,3 +288,15 @@ def test_a_study_is_packed_with_the_policies_that_are_asked_for(study: Study, tm
         assert answer.exit_code == 0
         names = zipfile.ZipFile(tmp_path / f"{policies}.zip").namelist()
         assert {name.split("/")[2] for name in names if name.endswith(".safetensors")} == {policies} - {"none"}
+
+
+def test_only_a_tuning_leaves_out_configurations_with_fewer_seeds() -> None:
+    records = [
+        {"hash": name, "seed": seed, "metrics": {"return": value}}
+        for name, values in {"few": [5.0, 7.0], "many": [1.0, 1.0, 4.0]}.items()
+        for seed, value in enumerate(values)
+    ]
+    groups, scores = _scored(records, "return", "mean", tuned=False)
+    assert (set(groups), scores) == ({"few", "many"}, {"few": 6.0, "many": 2.0})
+    groups, scores = _scored(records, "return", "mean", tuned=True)
+    assert (set(groups), scores) == ({"many"}, {"many": 4.0})

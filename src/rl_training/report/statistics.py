@@ -84,7 +84,7 @@ def difference_of_iqm(*samples: Floats, axis: int = -1) -> Any:
 
 
 def difference_over_tasks(*samples: Floats, axis: int = -1) -> Any:
-    """The same difference of `iqm_over_tasks`."""
+    """`iqm_over_tasks` of the first half of the samples minus that of the second half."""
     ours, theirs = _halves(samples)
     return iqm_over_tasks(*ours, axis=axis) - iqm_over_tasks(*theirs, axis=axis)
 

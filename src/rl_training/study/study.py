@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from rl_training.errors import ConfigError, RLTrainingError, nearest, one_line
 from rl_training.experiment.metric_names import LESS_IS_BETTER, METRICS, tag_of
 from rl_training.settings import at_home
-from rl_training.study.plan import Plan, read_plan
+from rl_training.study.plan import TUNING, Plan, read_plan
 from rl_training.study.status import StudyStatus, TrialStatus, read_status
 from rl_training.study.trials import FULL_DISK, NEVER_RETRIED, home_of, reopen_failed, require_data
 
@@ -217,7 +217,7 @@ class Study:
             raise ConfigError(f"best: less {metric} is better; pass lowest=True")
         records = _of_task(self.frame(), task, "best")
         metric = {one.tag: one.name for one in METRICS if one.tag}.get(metric, metric)
-        groups, scores = _scored(records, metric, by)
+        groups, scores = _scored(records, metric, by, tuned=self._is_tuning)
         if not scores:
             known = {name for record in records for name in record["metrics"]}
             hint = "" if metric in known else nearest(metric, known)
@@ -225,6 +225,10 @@ class Study:
         found = (min if lowest else max)(scores, key=lambda key: scores[key])
         missing = [group[0]["settings"] for key, group in groups.items() if key not in scores]
         return Best(groups[found][0]["settings"], scores[found], groups[found], missing)
+
+    @property
+    def _is_tuning(self) -> bool:
+        return (self.folder / TUNING).is_file()
 
     def select(self, by: Literal["fqe", "return"] = "fqe", *, task: str | None = None, **options: Any) -> Selection:
         """Select one of the trials that are done, and its newest checkpoint.
@@ -256,7 +260,7 @@ class Study:
         left_out = [record["trial"] for record in records if record["status"] != "done"]
         if by == "fqe":
             return by_fqe(candidates, left_out, **options)
-        groups, scores = _scored(records, RETURN, "iqm")
+        groups, scores = _scored(records, RETURN, "iqm", tuned=self._is_tuning)
         found = by_return(
             candidates, left_out, {one["trial"]: score for key, score in scores.items() for one in groups[key]}
         )
@@ -295,20 +299,21 @@ def _environment(record: dict[str, Any]) -> str | None:
 
 
 def _scored(
-    records: Sequence[dict[str, Any]], metric: str, by: By
+    records: Sequence[dict[str, Any]], metric: str, by: By, *, tuned: bool
 ) -> tuple[dict[str, list[dict[str, Any]]], dict[str, float]]:
     """The records of each configuration, and the scores of those whose trials are all done and have the metric.
 
-    Configurations that a tuning has not confirmed are left out; the fresh seeds of the others are compared.
+    If they are `tuned`, configurations that the tuning has not confirmed, which lack the fresh seeds, are left out,
+    and the others are compared by the fresh seeds.
     """
     groups: dict[str, list[dict[str, Any]]] = {}
     for record in records:
         groups.setdefault(record["hash"], []).append(record)
     seeds = {key: frozenset(record["seed"] for record in group) for key, group in groups.items()}
-    widest, shared = max(seeds.values(), key=len), frozenset.intersection(*seeds.values())
-    fresh = widest - shared if all(some <= widest for some in seeds.values()) else frozenset()
+    most, shared = frozenset.union(*seeds.values()), frozenset.intersection(*seeds.values())
+    fresh = most - shared if tuned else frozenset()
     if fresh:
-        groups = {key: group for key, group in groups.items() if seeds[key] == widest}
+        groups = {key: group for key, group in groups.items() if seeds[key] == most}
     values = {key: {one["seed"]: one["metrics"].get(metric) for one in group} for key, group in groups.items()}
     complete = {key: some for key, some in values.items() if None not in some.values()}
     return groups, {
