@@ -104,16 +104,16 @@ class Affects:
 
 @dataclass(frozen=True)
 class OnlyWith:
-    """Annotation of a field that has an effect only if the setting `other` has this value; of several, any.
+    """Annotation of a field that has an effect only if the setting `other` has this value.
 
-    None means any number above 0, a tuple any of its values.
+    None means any number above 0, a tuple any of its values. Of several annotations, one is enough.
     """
 
     other: str
     value: Any = None
 
     def missing(self, given: Any) -> str:
-        """What is needed if the value of `other` is not the one, else an empty string."""
+        """What the setting needs to have an effect; an empty string if `given` is enough."""
         if self.value is None:
             return "" if given else f"{self.other} > 0"
         needed = self.value if isinstance(self.value, tuple) else (self.value,)

@@ -1,6 +1,6 @@
 """The task of a run, its environment and data, and whether data of the same name have the same contents.
 
-Runs of 0.2 did not record the fingerprint of the raw rows, so other facts are compared for them.
+Version 0.2 did not record the fingerprint of the raw rows, so its runs are compared by other facts.
 """
 
 from __future__ import annotations

@@ -85,7 +85,8 @@ class Evaluations:
         if not self._is_new() and session.last_evaluation.get("eval_return_mean") == session.best_return:
             self._save_best()
         elif not best:
-            session.say(f"best/ is empty until a policy exceeds {session.best_return:.6g}: that one is not stored")
+            score = f"{session.best_return:.6g}"
+            session.say(f"best/ is empty until a policy exceeds {score}; the policy with this score is not stored")
         elif step_of(best[-1]) <= session.clock.ticks:
             copy_checkpoint(best[-1], session.run.best / best[-1].name)
         else:
