@@ -3,7 +3,8 @@
     python -m benchmarks.evidence run benchmarks/studies/ogbench.yaml --data DIR --output-dir studies --device cuda
     python -m benchmarks.evidence.success studies/ogbench [--last 3] [--episodes 50] [--processes N] [--json FILE]
 
-Unfinished runs are evaluated at their last checkpoint, and the table shows the number of updates they have made.
+The study is a folder or a packed file, which has one policy per run. Unfinished runs are evaluated at their last
+checkpoint, and the table shows the number of updates they have made.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import statistics
+import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -23,6 +25,8 @@ from benchmarks import report
 from benchmarks.report import Entry, Results, Sections, table
 from rl_training.experiment.checkpointing import list_checkpoints
 from rl_training.memory import available_cores
+from rl_training.study.packing import LAST as PACKED
+from rl_training.study.packing import unpack_study
 from rl_training.study.trials import record_of
 
 LAST = 3  # number of checkpoints evaluated per run
@@ -36,7 +40,7 @@ PUBLISHED = {
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser = report.arguments(__doc__)
-    parser.add_argument("study", type=Path, help="folder of a study")
+    parser.add_argument("study", type=Path, help="folder or packed file of a study")
     parser.add_argument("--last", type=int, default=LAST, help="number of checkpoints to evaluate per run")
     parser.add_argument("--episodes", type=int, default=50)
     parser.add_argument("--processes", type=int, default=available_cores())
@@ -48,9 +52,10 @@ def evaluate(checkpoint: Path, episodes: int) -> float:
     return float(rl_training.load(checkpoint).evaluate(num_episodes=episodes)["eval_success_rate"])
 
 
-def measure(options: argparse.Namespace) -> Iterable[tuple[str, Entry]]:
-    homes = sorted((options.study / "runs").iterdir())
-    places = [place for home in homes for place in list_checkpoints(home / "checkpoints")[-options.last :]]
+def measure(study: Path, options: argparse.Namespace) -> Iterable[tuple[str, Entry]]:
+    homes = sorted((study / "runs").iterdir())
+    found = [list_checkpoints(home / "checkpoints") or list_checkpoints(home / PACKED) for home in homes]
+    places = [place for places in found for place in places[-options.last :]]
     look = partial(evaluate, episodes=options.episodes)
     with ProcessPoolExecutor(options.processes, multiprocessing.get_context("spawn")) as pool:
         for place, success in zip(places, pool.map(look, places)):
@@ -91,9 +96,11 @@ def sections(entries: dict[str, Entry]) -> Sections:
 def main(given: list[str] | None = None) -> None:
     options = arguments(given)
     results = Results("success", options.json)
-    for key, entry in measure(options):
-        results.add({key: entry})
-        print(key, entry["success"], flush=True)
+    with tempfile.TemporaryDirectory() as made:
+        study = options.study if options.study.is_dir() else unpack_study(options.study, Path(made) / "study")
+        for key, entry in measure(study, options):
+            results.add({key: entry})
+            print(key, entry["success"], flush=True)
     results.show(sections)
 
 
