@@ -14,10 +14,16 @@ from typing import Any
 
 import pytest
 
-from rl_training.experiment.checkpointing import find_checkpoint, read_checkpoint, write_checkpoint
+from rl_training.experiment.checkpointing import (
+    find_checkpoint,
+    list_checkpoints,
+    read_checkpoint,
+    write_checkpoint,
+)
 from rl_training.experiment.logging import MetricsLog
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runs import training as run_module
+from rl_training.runs.callbacks import Callback
 from tests.dataset_files import HIGH, LOW, episodes, save_npz
 from tests.reliability.processes import Child
 from tests.reliability.selection import BOTH_LOOPS, REGIMES_IN_ONE
@@ -189,6 +195,58 @@ def test_a_kill_between_the_last_evaluation_and_its_checkpoint(algo: str, tmp_pa
     assert differences(train(config, [KillAt()]), resume(run, [KillAt()])) == []
     resume(longer, [KillAt()], changes={"total_timesteps": 80})
     assert logged(longer) == logged(train(config.replace(total_timesteps=80), [KillAt()]).run_dir)
+
+
+class LogsCheckpoints(Callback):
+    """Logs the number of checkpoints, whose calls come after the state of each checkpoint was written."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def on_checkpoint(self, session: Any, path: Path) -> None:
+        assert path.is_dir()
+        self.count += 1
+        session.log("checkpoints", self.count)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.count = state["count"]
+
+
+class KillInCheckpoint(KillAt):
+    """Kills the process right after a checkpoint, or ends it with a signal that saves the same step again."""
+
+    name = "KillAt"
+
+    def __init__(self, tick: int, number: int) -> None:
+        super().__init__(tick)
+        self.number = number
+
+    def kill(self, run: Path) -> None:
+        os.kill(os.getpid(), self.number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("algo", BOTH_LOOPS)
+def test_values_logged_after_a_checkpoint_survive_a_kill(algo: str, number: signal.Signals, tmp_path: Path) -> None:
+    config = tiny(algo, tmp_path / "runs", log_interval=15, checkpoint_interval=20)
+    child = Child(lambda: train(config, [LogsCheckpoints(), KillInCheckpoint(20, number)]), tmp_path / "output.txt")
+    assert child.wait() == (-number if number == signal.SIGKILL else 128 + number), child.text()
+    [run] = (tmp_path / "runs").iterdir()
+    resumed = resume(run, [LogsCheckpoints(), KillAt()])
+    assert differences(train(config, [LogsCheckpoints(), KillAt()]), resumed) == []
+    assert next(row["custom/checkpoints"] for row in logged(run) if "custom/checkpoints" in row) == "1.0"
+
+
+def test_values_logged_after_a_checkpoint_are_repeated_in_a_new_folder(tmp_path: Path) -> None:
+    config = tiny("bc", tmp_path, log_interval=15, checkpoint_interval=20, keep_checkpoints=9)
+    straight = train(config, [LogsCheckpoints()])
+    first = list_checkpoints(straight.run_dir / "checkpoints")[0]
+    again = resume(first, [LogsCheckpoints()])
+    rows = {row["step"]: row for row in logged(straight.run_dir)}
+    assert [rows[row["step"]] for row in logged(again.run_dir)] == logged(again.run_dir)
 
 
 def test_rows_of_an_earlier_version_stay_and_new_ones_follow(tmp_path: Path) -> None:

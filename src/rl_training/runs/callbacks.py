@@ -47,7 +47,7 @@ class Callback:
         """After an evaluation."""
 
     def on_checkpoint(self, session: Session, path: Path) -> None:
-        """After a checkpoint was written."""
+        """After a checkpoint was written; again if a run resumes from one that was due by `checkpoint_interval`."""
 
     def on_training_end(self, session: Session) -> None:
         """After the last step, before the last checkpoint and the final evaluation."""

@@ -66,6 +66,7 @@ class Session:
     checkpoint_path: Path | None = None
     saved_step: int | None = None
     common_step: int | None = None  # newest step that all members of its population have saved; not pruned
+    scheduled_save = False  # whether the checkpoint is due; an uninterrupted run writes it too
     callback_index: int | None = None  # callback that `advance` is calling; None between two iterations
     _in_step = False  # whether the loop is inside an iteration, where the state may be inconsistent
     _play_interrupted = False  # whether a signal has interrupted an evaluation
@@ -117,8 +118,11 @@ class Session:
         """Monotonic seconds; the same for all members of a population at the same step."""
         return self._guard.time
 
-    def begin(self) -> None:
-        """Start training. From here on a failure writes a checkpoint."""
+    def begin(self, resumed: Path | None = None) -> None:
+        """Start training. From here on a failure writes a checkpoint.
+
+        `resumed`: the checkpoint whose `on_checkpoint` calls are repeated, because they came after its state.
+        """
         for name, callback in state.named_callbacks(self.callbacks):
             try:
                 files.encode_json(callback.state_dict())
@@ -128,6 +132,8 @@ class Session:
         self.evaluations.start()
         for callback in self.callbacks:
             callback.on_training_start(self)
+        if resumed is not None:
+            self._announce(resumed)
         if self.callback_index is not None:
             self.advance()
         self._in_step = True
@@ -168,9 +174,11 @@ class Session:
             self.metrics_log.settle()
         self.callback_index = None
         retry, requests = self._save_failed is not None and reported, self._guard.saves
-        if self.save_cadence.due(now) or retry or requests > self._saves_answered:
+        self.scheduled_save = self.save_cadence.due(now)
+        if self.scheduled_save or retry or requests > self._saves_answered:
             self._saves_answered = requests
             self.save()
+        self.scheduled_save = False
         self._progress.advance(self.clock.ticks)
         self._in_step = True
 
@@ -284,8 +292,11 @@ class Session:
         self.checkpoint_path, self.saved_step, self._saved = info.path, self.clock.ticks, self._version()
         self._note_unreplayable()
         self._prune()
+        self._announce(info.path)
+
+    def _announce(self, checkpoint: Path) -> None:
         for callback in self.callbacks:
-            callback.on_checkpoint(self, info.path)
+            callback.on_checkpoint(self, checkpoint)
 
     def check_finite(self) -> None:
         """Raise `DivergedError` if a stored row, a parameter or a term is not finite."""

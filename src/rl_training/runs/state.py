@@ -111,6 +111,7 @@ def _trainer_record(session: Session) -> dict[str, Any]:
         "best_return": session.best_return,
         "last_evaluation": session.last_evaluation,
         "evaluated_at": session.evaluated_at,
+        "scheduled": session.scheduled_save,
         "broken_off": session.callback_index,
         "log_rows": session.metrics_log.rows,
         "log_columns": session.metrics_log.columns(session.clock.ticks),
@@ -142,6 +143,11 @@ def clock_of(trainer: Mapping[str, Any]) -> Clock:
     """The clock in the record `trainer` of a checkpoint."""
     clock = trainer["clock"]
     return Clock(str(clock["phase"]), int(clock["global_step"]), int(clock["pretrain_updates"]))
+
+
+def scheduled(checkpoint: Checkpoint) -> bool:
+    """Whether the checkpoint was due; not recorded by 0.2."""
+    return checkpoint.records["trainer"].get("scheduled") is True
 
 
 def steps_made(checkpoint: Checkpoint) -> int:

@@ -90,7 +90,8 @@ def training(spec: RunSpec, guard: SignalGuard, console: Callable[..., Progress]
         _record_start(session, regime)
         if scores_reset:
             session.evaluations.set_best_aside()
-        session.begin()
+        resumed = spec.checkpoint
+        session.begin(resumed.path if resumed is not None and state.scheduled(resumed) else None)
         if scores_reset:
             session.save()  # a killed run must not resume in the former environment, whose scores are gone
         yield from regime.fit(session)
