@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,14 @@ from rl_training.experiment.checkpointing import list_checkpoints, read_checkpoi
 from rl_training.experiment.retention import find_checkpoint, folder_of
 from rl_training.experiment.strict_yaml import parse_yaml
 from rl_training.report.reading import read_runs
+from rl_training.runs.callbacks import Callback
 from rl_training.runs.changes import same_environment
+from rl_training.runs.evaluation import Evaluations
 from rl_training.runs.session import Session, TrainResult
 from rl_training.runtime.resume import resume_population as resume_all
 from rl_training.runtime.workflows import resume_training
 from tests.dataset_files import episodes, save_npz
+from tests.reliability.processes import Child
 from tests.runs import QUIET, KillAt, Killed, interrupted, resume, run_record, tiny, train
 
 SHORT = {"g": 10.0, "max_episode_steps": 5}
@@ -130,6 +135,64 @@ def test_the_best_policy_moves_when_the_environment_changes(
         find_checkpoint(run / "best")
     assert len(list_checkpoints(run / "earlier_best" / "8")) == 1
     assert f"the earlier best policy is now in {run}/earlier_best/8\n" in capfd.readouterr().err
+
+
+class KillProcessAt(Callback):
+    """Kills the process at the end of a step, so that nothing is saved."""
+
+    def __init__(self, tick: int) -> None:
+        self.tick = tick
+
+    def on_step(self, session: Session) -> None:
+        if session.clock.ticks == self.tick:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "changes", "best", "aside"),
+    [
+        pytest.param(
+            (1, 2, 9), (1.5, 0), ["gamma=0.5"], (20, 2), ["1/step_000000030"], id="the checkpoint is the best"
+        ),
+        pytest.param(
+            (3, 1, 9), (0.5, 0), ["gamma=0.5"], (30, 0.5), ["1/step_000000030"], id="the best was replaced"
+        ),
+        pytest.param((3, 1, 2), (0.5, 0), ["gamma=0.5"], (10, 3), [], id="the best is older"),
+        pytest.param((3, 1, 9), (9, 0), [], (30, 9), [], id="exact"),
+    ],
+)
+def test_a_best_policy_of_discarded_steps(
+    before: tuple[float, ...],
+    after: tuple[float, ...],
+    changes: list[str],
+    best: tuple[int, float],
+    aside: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The run is killed after it has stored a best policy at step 30, and resumes from its checkpoint of step 20.
+
+    It is killed again before its first evaluation.
+    """
+    scores = dict(zip((10, 20, 30), before))
+    metrics = {"eval_return_std": 0.0, "eval_episodes": 1.0}
+    monkeypatch.setattr(
+        Evaluations, "_play", lambda own, _: metrics | {"eval_return_mean": scores[own._session.clock.ticks]}
+    )
+    config = tiny("sac", tmp_path, kwargs={"eval_interval": 10}, checkpoint_interval=20, total_timesteps=40)
+    child = Child(lambda: train(config, [KillProcessAt(35)]), tmp_path / "output.txt")
+    assert child.wait() == -signal.SIGKILL, child.text()
+    [run] = tmp_path.glob("Pendulum*")
+    scores |= dict(zip((30, 40), after))
+    child = Child(lambda: resume(run, [KillProcessAt(25)], overrides=changes), tmp_path / "output.txt")
+    assert child.wait() == -signal.SIGKILL, child.text()
+    if changes:
+        assert all(int(path.name[5:]) <= 20 for path in list_checkpoints(run / "best"))
+    result = resume(run, overrides=changes)
+    assert run_record(run)["exact_resume"] is not bool(changes)
+    [policy] = list_checkpoints(run / "best")
+    assert (read_checkpoint(policy).step, result.metrics["eval_return_best"]) == best
+    assert [f"{path.parent.name}/{path.name}" for path in (run / "earlier_best").glob("*/*")] == aside
 
 
 def test_a_resume_without_changes_says_nothing_of_them(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

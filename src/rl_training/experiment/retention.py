@@ -16,7 +16,7 @@ from rl_training.experiment.manifest import MANIFEST, is_valid, verify_checkpoin
 
 # `.old` marks a checkpoint that is being replaced by a new one of the same step; it is valid until it is deleted.
 _STEP = re.compile(r"step_([0-9]{1,18})(\.old)?")
-# Folder of a run with numbered folders: the best checkpoints in earlier environments.
+# Folder of a run with numbered folders: best checkpoints in earlier environments, or of steps that were repeated.
 EARLIER_BEST = "earlier_best"
 # In a copied checkpoint: the run.json of its run.
 ORIGIN = "origin.json"

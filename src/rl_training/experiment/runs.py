@@ -4,7 +4,7 @@
     config.yaml             as given          config.resolved.yaml    with all defaults
     command.txt             the command line
     run.json                versions, machine, device, status, timestamps
-    metrics.csv   tb/       the log           checkpoints/   best/   earlier_best/ (in another environment)
+    metrics.csv   tb/       the log           checkpoints/   best/   earlier_best/ (not comparable)
     lock                    held by the process that trains here
 """
 
@@ -124,7 +124,7 @@ class RunDirectory:
         self.path, self.fence = path, fence
         self.checkpoints = path / "checkpoints"
         self.best = path / "best"  # has the best checkpoint: best/step_…
-        self.earlier_best = path / EARLIER_BEST  # numbered folders: the best checkpoints in earlier environments
+        self.earlier_best = path / EARLIER_BEST  # numbered folders: see `retention.EARLIER_BEST`
         self.tensorboard, self.metrics_csv = path / "tb", path / "metrics.csv"
         self.machine_changes: list[str] = []
         self.status_before: str | None = None

@@ -82,7 +82,7 @@ class Evaluations:
         best = list_checkpoints(folder / session.run.best.name) if folder != origin else []
         if session.best_return is None:
             return
-        if not self._is_new() and session.last_evaluation.get("eval_return_mean") == session.best_return:
+        if self._is_best():
             self._save_best()
         elif not best:
             score = f"{session.best_return:.6g}"
@@ -92,13 +92,31 @@ class Evaluations:
         else:
             session.best_return = None
 
-    def set_best_aside(self) -> None:
-        """Move the best policy to `earlier_best/`, because the run continues in another environment."""
+    def _is_best(self) -> bool:
+        """Whether the current policy has the best score."""
+        session = self._session
+        return not self._is_new() and session.last_evaluation.get("eval_return_mean") == session.best_return
+
+    def set_best_aside(self, after: int = -1) -> None:
+        """Move a best policy of a step later than `after` to `earlier_best/`."""
         run = self._session.run
         with self._session.deleting(run.best):
             for path in list_checkpoints(run.best):
-                kept = set_aside(path, run.earlier_best)
-                self._session.say(f"the earlier best policy is now in {kept}")
+                if step_of(path) > after:
+                    kept = set_aside(path, run.earlier_best)
+                    self._session.say(f"the earlier best policy is now in {kept}")
+
+    def set_discarded_best_aside(self) -> None:
+        """Move a best policy of steps that an inexact run repeats; forget a score whose policy it has replaced."""
+        session = self._session
+        self.set_best_aside(session.clock.ticks)
+        if session.best_return is None or list_checkpoints(session.run.best):
+            return
+        if self._is_best():
+            self._save_best()
+        else:
+            session.best_return = None
+            session.say("the best score is reset: the policy with this score is no longer stored")
 
     def _save_best(self) -> None:
         session = self._session

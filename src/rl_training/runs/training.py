@@ -89,7 +89,9 @@ def training(spec: RunSpec, guard: SignalGuard, console: Callable[..., Progress]
         regime.make_updaters()
         _record_start(session, regime)
         if scores_reset:
-            session.evaluations.set_best_aside()
+            session.evaluations.set_best_aside()  # scores of another environment
+        elif session.run.status_before is not None and session.run.record.get("exact_resume") is False:
+            session.evaluations.set_discarded_best_aside()
         resumed = spec.checkpoint
         session.begin(resumed.path if resumed is not None and state.scheduled(resumed) else None)
         if scores_reset:
