@@ -184,6 +184,36 @@ def test_a_setting_without_effect_may_need_one_of_several(tmp_path: Path, caplog
     ]
 
 
+def test_random_blocks_need_an_actor_that_starts_later(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    origin = train(tiny("sac", tmp_path, total_timesteps=30)).run_dir
+
+    def messages(algo: str, regime: str | None = None, init_from: Path | None = None, **kwargs: Any) -> list[str]:
+        caplog.clear()
+        fields = {"regime": regime, "init_from": None if init_from is None else str(init_from)}
+        blocks = {"random_block_steps": 20}
+        get_algorithm_spec(algo).run_spec(tiny(algo, tmp_path, kwargs=blocks | kwargs, **fields))
+        return [
+            message.removeprefix("algo_kwargs.random_block_steps: 20 has no effect") for message in caplog.messages
+        ]
+
+    assert messages("sac") == ["; it needs actor_starts > 0 or init_from"]
+    assert messages("sac", actor_starts=5) == []
+    assert messages("sac", random_block_steps=50) == []
+    assert messages("sac", init_from=origin) == []  # which may set actor_starts
+    assert messages("sac", init_from=origin, actor_starts=0) == ["; it needs actor_starts > 0"]
+    assert messages("dqn") == [" on dqn"]
+    assert messages("iql", "offline_to_online") == [" on iql"]
+
+
+def test_rewards_have_no_effect_on_cloning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    given = {"gamma": 0.5, "reward_scale": 2.0, "reward_shift": -1.0, "reward_range_scaling": True}
+    get_algorithm_spec("bc").run_spec(tiny("bc", tmp_path, kwargs=given))
+    assert caplog.messages == [f"algo_kwargs.{name}: {value} has no effect on bc" for name, value in given.items()]
+    caplog.clear()
+    get_algorithm_spec("td3_bc").run_spec(tiny("td3_bc", tmp_path, kwargs=given))
+    assert caplog.messages == []
+
+
 def test_environments_of_an_offline_run_have_no_effect(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for regime, messages in (
         (None, ["num_envs: 3 has no effect; an offline run makes no steps"]),

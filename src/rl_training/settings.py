@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Annotated, Any, Literal, Self, TypeVar, get_args
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
@@ -106,7 +106,8 @@ class Affects:
 class OnlyWith:
     """Annotation of a field that has an effect only if the setting `other` has this value.
 
-    None means any number above 0, a tuple any of its values. Of several annotations, one is enough.
+    None means any number above 0, a tuple any of its values, `...` any value but None. Of several annotations, one
+    is enough.
     """
 
     other: str
@@ -116,9 +117,19 @@ class OnlyWith:
         """What the setting needs to have an effect; an empty string if `given` is enough."""
         if self.value is None:
             return "" if given else f"{self.other} > 0"
+        if self.value is ...:
+            return self.other if given is None else ""
         needed = self.value if isinstance(self.value, tuple) else (self.value,)
         words = " or ".join(str(one).lower() for one in needed)
         return "" if given in needed else f"{self.other}: {words}"
+
+
+class Unused(NamedTuple):
+    """A setting without effect, and what it needs to have one; empty if no other setting can change that."""
+
+    name: str
+    value: Any
+    needs: str
 
 
 PerRun = Annotated[T, Affects("run")]  # identity and folder of the run; may differ among members of a population
@@ -214,15 +225,24 @@ class Settings(BaseModel):
     def import_own(self, allow_import: bool) -> None:
         """Import the user's objects `module:Name` in these settings; raises unless `allow_import` permits it."""
 
-    def unused(self, others: Mapping[str, Any]) -> dict[str, str]:
-        """The fields that have no effect with the values of `others`, by name, with what they need."""
-        found = {}
+    def unused(
+        self, others: Mapping[str, Any], defaults: Mapping[str, Any] | None = None, ignored: Collection[str] = ()
+    ) -> Iterator[Unused]:
+        """The fields that have no effect with the values of `others`, except those with their default value.
+
+        `defaults` override those of the fields; `ignored` never have an effect. A field of nested settings depends
+        on the others of its mapping.
+        """
         for name, info in type(self).model_fields.items():
-            marks = [mark for mark in info.metadata if isinstance(mark, OnlyWith)]
-            missing = [mark.missing(others.get(mark.other)) for mark in marks]
-            if missing and all(missing):
-                found[name] = " or ".join(missing)
-        return found
+            value = getattr(self, name)
+            marks = [mark for mark in info.metadata if isinstance(mark, OnlyWith) and name not in ignored]
+            missing = [mark.missing(others[mark.other]) for mark in marks if mark.other in others]
+            idle = name in ignored or bool(marks and all(missing))
+            if idle and value != (defaults or {}).get(name, info.default):
+                yield Unused(name, value, " or ".join(missing))
+            if isinstance(value, Settings):
+                for below in value.unused(dict(value)):
+                    yield below._replace(name=f"{name}.{below.name}")
 
     @classmethod
     def affecting(cls, *what: Effect) -> frozenset[str]:

@@ -113,6 +113,8 @@ class Learner:
     explores_by_progress: ClassVar[bool] = False
     # Whether targets contain the value of the next observation; if not, `n_step` is not a setting.
     bootstraps: ClassVar[bool] = True
+    # Settings of `algo_kwargs` that are accepted but have no effect.
+    ignored: ClassVar[tuple[str, ...]] = ()
     # Whether targets are updated before the optimisers step, from the parameters that the losses used.
     targets_first: ClassVar[bool] = False
     # The smallest `batch_size`; batch normalisation needs two rows.

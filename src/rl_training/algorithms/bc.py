@@ -4,7 +4,7 @@ The actor is fitted to the data's actions by mean squared error over batch and a
 TD3+BC paper), or with `stochastic` by log-likelihood. The policy is then a tanh-Gaussian, with data actions clipped
 to ±(1 - 1e-6), or with `policy_distribution: gaussian` a Gaussian around a tanh mean. The log-std stays in [-5, 2],
 so that a deterministic data set cannot drive it to -infinity. 10 %-BC is this learner with `top_fraction: 0.1`.
-Departures: none. `gamma` is accepted and unused.
+Departures: none. Rewards and `gamma` have no effect, except that `top_fraction` compares returns.
 Axes: actions `[B, A]`.
 """
 
@@ -58,6 +58,7 @@ class BC(Learner):
     fixed_by_model = ("stochastic", "policy_distribution")
     optimized = ("actor",)
     bootstraps = False
+    ignored = ("gamma", "reward_scale", "reward_shift", "reward_range_scaling")
 
     def gradient_step(self, batch: TransitionBatch, variant: object) -> Terms:
         return self.minimize((batch,), {"actor": self.actor_loss})

@@ -12,7 +12,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from rl_training.algorithms.base import Learner, Terms
-from rl_training.algorithms.bc import likelihood_terms
+from rl_training.algorithms.bc import BC, likelihood_terms
 from rl_training.data.transitions import TransitionBatch
 from rl_training.models.mlp_bc import MLPDiscreteBCModel
 
@@ -25,6 +25,7 @@ class DiscreteBC(Learner):
     discrete = True
     optimized = ("actor",)
     bootstraps = False
+    ignored = BC.ignored
 
     def gradient_step(self, batch: TransitionBatch, variant: object) -> Terms:
         return self.minimize((batch,), {"actor": self.actor_loss})

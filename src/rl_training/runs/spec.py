@@ -23,7 +23,6 @@ from rl_training.runs.controls import ControlConfig
 from rl_training.runs.init_from import starting_point
 from rl_training.runs.sections import Resolved, Sections
 from rl_training.runs.state import config_of
-from rl_training.settings import Settings
 from rl_training.spaces import SpaceSpec
 from rl_training.updates.schedules import OptimizationConfig
 
@@ -116,14 +115,14 @@ class RunSpec:
         """Warn of settings that differ from their default but have no effect with the others."""
         if self.regime.name == "offline" and self.config.num_envs > 1:
             _log.warning("num_envs: %d has no effect; an offline run makes no steps", self.config.num_envs)
-        parts: list[tuple[str, Settings]] = [("", part) for part in self.resolved.parts]
-        parts += [(f"{name}.", one) for _, part in parts for name, one in part if isinstance(one, Settings)]
-        flat = {name: value for part in self.resolved.parts for name, value in part}
-        for place, part in parts:
-            for name, needed in part.unused(dict(part) if place else flat).items():
-                default = type(part).model_fields[name].default if place else self.sections.default(name)
-                if (value := getattr(part, name)) != default:
-                    _log.warning("algo_kwargs.%s%s: %s has no effect; it needs %s", place, name, value, needed)
+        parts, learner = self.resolved.parts, self.sections.learner
+        values = {name: value for part in parts for name, value in part}
+        if values.get("actor_starts", 0) is None:
+            values["init_from"] = self.config.init_from  # may set it
+        for part in parts:
+            for name, value, needs in part.unused(values, self.sections.defaults, learner.ignored):
+                reason = f"; it needs {needs}" if needs else f" on {learner.name}"
+                _log.warning("algo_kwargs.%s: %s has no effect%s", name, value, reason)
 
     def once(self, name: str, build: Callable[[], T]) -> T:
         """The result of `build`, cached under `name` and shared by all members of a population."""

@@ -31,7 +31,7 @@ from rl_training.runs.regime import Act, Advanced, Event, Regime, Updates
 from rl_training.runs.session import Session
 from rl_training.runs.spec import RunSpec
 from rl_training.runs.state import clips_observations, clock_of, config_of, has_normalizer, moments_of
-from rl_training.settings import NonNegativeInt, PositiveInt, Settings
+from rl_training.settings import NonNegativeInt, OnlyWith, PositiveInt, Settings
 from rl_training.spaces import SpaceSpec
 from rl_training.updates.schedules import OptimizationConfig
 from rl_training.updates.updater import Updater
@@ -56,7 +56,7 @@ class OnlineConfig(Settings):
     5,000; FlashSAC: 10,000); the number is recorded when a run starts"""
     random_steps: NonNegativeInt | None = None
     """environment steps with random actions; null: `learning_starts`, or 0 if `init_from` provides a policy"""
-    random_block_steps: NonNegativeInt = 50
+    random_block_steps: Annotated[NonNegativeInt, OnlyWith("actor_starts"), OnlyWith("init_from", ...)] = 50
     """until the actor starts (`actor_starts`), each environment alternates blocks of this length with random
     actions and with the policy; 0: the policy alone"""
     train_frequency: PositiveInt = 1
