@@ -38,8 +38,8 @@ METRICS = (
     Metric("learning_rate", "train/learning_rate", "learning rate"),
     Metric("alpha", "train/ent_coef", "temperature"),
 )
-LESS_IS_BETTER = frozenset({"validation/action_distance"})
-"""tags of the metrics of which the lowest value is the best"""
+# Tags of the metrics of which the lowest value is the best.
+_LESS_IS_BETTER = frozenset({"validation/action_distance"})
 _BY_NAME = {metric.name: metric for metric in METRICS}
 
 
@@ -51,6 +51,11 @@ def words_of(name: str) -> str:
 def tag_of(name: str) -> str:
     """The name of a metric in the log, given that name or its name in results (`eval_return_mean`)."""
     return _BY_NAME[name].tag or name if name in _BY_NAME else name
+
+
+def less_is_better(name: str) -> bool:
+    """Whether the lowest value of a metric is the best, given its name in the log or in results."""
+    return tag_of(name) in _LESS_IS_BETTER
 
 
 def term_tag(term: str) -> str:

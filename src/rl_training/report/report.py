@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from rl_training.display.text import plain_data
 from rl_training.errors import ConfigError, nearest
 from rl_training.experiment.files import os_errors, replace_atomically
-from rl_training.experiment.metric_names import LESS_IS_BETTER, METRICS, tag_of
+from rl_training.experiment.metric_names import METRICS, less_is_better, tag_of
 from rl_training.report import figures as drawing
 from rl_training.report.curves import Axis
 from rl_training.report.external import with_external
@@ -113,7 +113,7 @@ class Report:
         return drawing.all_curves(self.summary, axis, seeds=seeds)
 
     def _require_more_is_better(self) -> None:
-        if tag_of(metric := self.summary.reading.metric) in LESS_IS_BETTER:
+        if less_is_better(metric := self.summary.reading.metric):
             raise ConfigError(
                 f"a report prefers the larger value, and less {metric} is better; draw its curves with "
                 f"`rl-training plot --metric {metric}`",

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_training.experiment.metric_names import LESS_IS_BETTER, tag_of
+from rl_training.experiment.metric_names import less_is_better
 from rl_training.report import statistics
 from rl_training.report.curves import AXES, Axis, Band, band, first_above
 from rl_training.report.grouping import Cell, Groups, Selection, Trouble, check_known, group
@@ -157,7 +157,7 @@ class Summary:
         """The methods drawn and compared, by task and (None) over all tasks; at most the best `MOST_SHOWN`."""
         means = {m: float(np.mean([np.mean(x) for x in found.values()])) for m, found in self.scores.items()}
         found: dict[str | None, tuple[str, ...]] = {None: _best(self.methods, means)}
-        sign = -1.0 if tag_of(self.reading.metric) in LESS_IS_BETTER else 1.0
+        sign = -1.0 if less_is_better(self.reading.metric) else 1.0
         for task in self.groups.tasks:
             known = {method: -np.inf for method in self.methods if self.groups.cell(method, task).seen}
             known |= {m: sign * float(one.chosen.value) for (m, of), one in self.results.items() if of == task}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from rl_training.errors import ConfigError, RLTrainingError, nearest, one_line
-from rl_training.experiment.metric_names import LESS_IS_BETTER, METRICS, tag_of
+from rl_training.experiment.metric_names import METRICS, less_is_better
 from rl_training.settings import at_home
 from rl_training.study.plan import TUNING, Plan, read_plan
 from rl_training.study.status import StudyStatus, TrialStatus, read_status
@@ -213,7 +213,7 @@ class Study:
         """
         if by not in _MEASURES:
             raise ConfigError(f"by must be one of {', '.join(_MEASURES)}, got {by!r}")
-        if tag_of(metric) in LESS_IS_BETTER and not lowest:
+        if less_is_better(metric) and not lowest:
             raise ConfigError(f"best: less {metric} is better; pass lowest=True")
         records = _of_task(self.frame(), task, "best")
         metric = {one.tag: one.name for one in METRICS if one.tag}.get(metric, metric)
