@@ -35,16 +35,10 @@ _SEED = 0
 
 
 def iqm(*samples: Floats, axis: int = -1) -> Any:
-    """The interquartile mean of all scores."""
-    return stats.trim_mean(np.concatenate(samples, axis=axis), 0.25, axis=axis)
-
-
-def iqm_over_tasks(*samples: Floats, axis: int = -1) -> Any:
     """The interquartile mean of all scores, in which tasks with different numbers of seeds have the same weight."""
-    sizes = [sample.shape[-1] for sample in samples]
+    sizes, scores = [sample.shape[-1] for sample in samples], np.concatenate(samples, axis=-1)
     if len(set(sizes)) == 1:
-        return iqm(*samples, axis=axis)
-    scores = np.concatenate(samples, axis=-1)
+        return stats.trim_mean(scores, 0.25, axis=-1)
     order = np.argsort(scores, axis=-1)
     weights = np.repeat([1.0 / (size * len(sizes)) for size in sizes], sizes)[order]
     upper = weights.cumsum(-1)
@@ -81,12 +75,6 @@ def difference_of_iqm(*samples: Floats, axis: int = -1) -> Any:
     """IQM of the first half of the samples minus the IQM of the second half."""
     ours, theirs = _halves(samples)
     return iqm(*ours, axis=axis) - iqm(*theirs, axis=axis)
-
-
-def difference_over_tasks(*samples: Floats, axis: int = -1) -> Any:
-    """`iqm_over_tasks` of the first half of the samples minus that of the second half."""
-    ours, theirs = _halves(samples)
-    return iqm_over_tasks(*ours, axis=axis) - iqm_over_tasks(*theirs, axis=axis)
 
 
 def profile(thresholds: Floats) -> Statistic:

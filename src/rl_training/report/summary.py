@@ -297,7 +297,7 @@ def _result(cell: Cell, threshold: float | None, options: Options) -> Result:
 def _overall(method: str, samples: Samples, taus: Floats | None) -> Overall:
     return Overall(
         method,
-        iqm=estimate(samples, statistics.iqm_over_tasks),
+        iqm=estimate(samples),
         median=estimate(samples, statistics.median),
         mean=estimate(samples, statistics.mean),
         gap=estimate(samples, statistics.optimality_gap),
@@ -312,7 +312,7 @@ def _best(methods: Sequence[str], values: Mapping[str, float]) -> tuple[str, ...
 
 
 def _pair(first: str, second: str, task: str | None, ours: list[Floats], theirs: list[Floats]) -> Pair:
-    difference = statistics.compare(ours, theirs, statistics.difference_over_tasks)
+    difference = statistics.compare(ours, theirs)
     probability = statistics.compare(ours, theirs, statistics.probability_of_improvement)
     enough = statistics.enough(ours, theirs)
     return Pair(first, second, task, difference, probability, statistics.detectable(difference), enough)
