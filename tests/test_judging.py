@@ -35,7 +35,7 @@ from rl_training.experiment.registry import resolve
 from rl_training.experiment.runs import amend_record
 from rl_training.experiment.strict_yaml import dump_yaml
 from rl_training.models.mlp import NetworkConfig
-from rl_training.off_policy_evaluation import fitting, selecting
+from rl_training.off_policy_evaluation import choosing, fitting, selecting
 from rl_training.off_policy_evaluation.evaluation import (
     CAVEAT,
     _distances,
@@ -758,7 +758,7 @@ def test_an_abstention_exits_with_5(study: Study) -> None:
     assert "episodes must be > 2" in refused(command(*words, "--episodes", 2))
 
 
-def test_select_by_return(tmp_path: Path) -> None:
+def test_select_by_return(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.studies import study_in
 
     made = study_in(tmp_path)
@@ -777,6 +777,12 @@ def test_select_by_return(tmp_path: Path) -> None:
     warned = command("select", made.folder, "--by", "fqe", "--episodes", len(returns) + 1, "--seed", 3, *unused)
     named = [line.split()[1] for line in warned.stderr.splitlines() if "no effect if episodes are" in line]
     assert named == ["anyway:", "bootstraps:", "updates:", "gamma:"]
+    first = min(returns)
+    values = {True: [1.0, -7.0], False: [0.0]}
+    monkeypatch.setattr(choosing, "_play", lambda one, number, sampled: values[one.name == first][number])
+    doubtful = command("select", made.folder, "--by", "fqe", "--episodes", len(returns) + 1)
+    warning = f"has a higher mean return than the selected {first} (-3, episodes: 2); play more episodes to compare"
+    assert warning in doubtful.stderr
     with pytest.raises(ConfigError, match="by must be fqe or return"):
         made.select("luck")  # type: ignore[arg-type]
 

@@ -299,6 +299,25 @@ def test_a_warning_if_several_candidates_were_played_most() -> None:
     assert said == ["3 trials are tied at 2 episodes each; use at least 20 episodes"]
 
 
+def test_a_warning_if_a_trial_with_fewer_episodes_has_a_higher_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The candidate with most episodes is selected, as documented, although the last of them was bad."""
+    returns = {"0": [1.0, 1.0, -7.0], "1": [0.0, 0.0, 0.0]}
+    monkeypatch.setattr(choosing, "_play", lambda candidate, number, sampled: returns[candidate.name][number])
+    made = chooser({str(value): constant(0.1 * value) for value in range(2)}, logged(), updates=10)
+    said: list[str] = []
+    found = made.by_episodes(4)
+    assert {one.name: one.episodes for one in found.candidates} == {"0": 3, "1": 1}
+    choosing._warn_of_higher_mean(found, said.append)
+    assert said == [
+        "1 (0, episodes: 1) has a higher mean return than the selected 0 (-1.667, episodes: 3); "
+        "play more episodes to compare them"
+    ]
+    returns["0"] = [1.0, 1.0, 1.0]
+    choosing._warn_of_higher_mean(made.by_episodes(4), said.append)
+    choosing._warn_of_higher_mean(made._selection(), said.append)  # it abstained
+    assert len(said) == 1
+
+
 def test_the_interval_of_returns_is_that_of_their_mean() -> None:
     returns = np.array([1.0, 2.0, 4.0, 5.0])
     value, low, high = choosing._mean_return(returns)

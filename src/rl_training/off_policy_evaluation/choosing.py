@@ -169,6 +169,7 @@ def choose(
     chooser = Chooser(found, data, others, plan, bootstraps, home, watch)
     chosen = chooser.by_episodes(episodes) if episodes is not None else chooser.by_fqe(anyway=anyway)
     _warn_of_tie([one.episodes for one in chosen.candidates], warn)
+    _warn_of_higher_mean(chosen, warn)
     return replace(chosen, seconds=time.monotonic() - started)
 
 
@@ -350,6 +351,18 @@ def _require_environment(found: Sequence[Candidate], episodes: int) -> None:
 def _warn_of_tie(played: Sequence[int], warn: Callable[[str], None]) -> None:
     if (most := max(played)) and (tied := played.count(most)) > 1:
         warn(f"{tied} trials are tied at {most} episodes each; use at least {5 * len(played)} episodes")
+
+
+def _warn_of_higher_mean(selection: Selection, warn: Callable[[str], None]) -> None:
+    """Warn if a trial with fewer episodes has a higher mean return than the selected one."""
+    played = {one.name: (one.estimate.value, one.episodes) for one in selection.candidates if one.estimate}
+    best = max(played, key=lambda name: played[name][0], default=None)
+    if best is None or selection.trial is None or not played[best][1] < played[selection.trial][1]:
+        return
+    fewer, more = (
+        f"{name} ({played[name][0]:.4g}, episodes: {played[name][1]})" for name in (best, selection.trial)
+    )
+    warn(f"{fewer} has a higher mean return than the selected {more}; play more episodes to compare them")
 
 
 def _most_promising(returns: Mapping[str, Sequence[float]]) -> str:
