@@ -52,6 +52,15 @@ def test_what_lies_in_the_space(entry: Range | Choices, inside: list[Any], outsi
     assert [entry.holds(value) for value in outside] == [False] * len(outside)
 
 
+def test_a_warning_for_settings_of_the_environment(caplog: pytest.LogCaptureFixture) -> None:
+    read_tuning(tiny_tuning(space={"gamma": [0.9, 0.99]}))
+    assert caplog.messages == []
+    read_tuning(tiny_tuning(space={"gamma": [0.9, 0.99], "env_kwargs.sutton_barto_reward": [True, False]}))
+    assert caplog.messages == [
+        "space: env_kwargs.sutton_barto_reward: trials are comparable only if it leaves the rewards as they are"
+    ]
+
+
 def test_a_base_outside_of_the_space_is_known() -> None:
     inside = read_tuning(tiny_tuning(space={"gamma": [0.9, 0.99], "learning_rate": RATE}))
     assert inside.base_point() == {

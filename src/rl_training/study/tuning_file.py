@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import logging
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -42,6 +43,8 @@ from rl_training.study.description import (
 from rl_training.study.document import StudyDocument
 from rl_training.study.plan import described
 from rl_training.study.space import Dimension, Range, parse_space
+
+_log = logging.getLogger(__name__)
 
 # If the space has more corners, each setting alone is checked at its ends.
 _MOST_CORNERS = 256
@@ -149,6 +152,9 @@ def _described(document: StudyDocument, file: TuningFile, location: Location) ->
             found.config_at(corner)
         except ConfigError as error:
             raise ConfigError.of("space", f"at its end {error}") from None
+    for place in space:
+        if place.partition(".")[0] in TrainConfig.affecting("score"):
+            _log.warning("space: %s: trials are comparable only if it leaves the rewards as they are", place)
     return found
 
 
