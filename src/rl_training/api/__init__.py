@@ -3,8 +3,27 @@
 from rl_training.lazy import lazy
 
 __all__ = [
-    "AWAC", "BC", "CQL", "CRR", "DDPG", "DQN", "EDAC", "FQL", "IQL", "REDQ", "RLPD", "SAC", "TD3", "TD3BC", "TQC",
-    "CalQL", "CrossQ", "FlashSAC", "ManagedAlgorithm", "ReBRAC", "load",
-]  # fmt: skip
+    "AWAC",
+    "BC",
+    "CQL",
+    "CRR",
+    "DDPG",
+    "DQN",
+    "EDAC",
+    "FQL",
+    "IQL",
+    "REDQ",
+    "RLPD",
+    "SAC",
+    "TD3",
+    "TD3BC",
+    "TQC",
+    "CalQL",
+    "CrossQ",
+    "FlashSAC",
+    "ManagedAlgorithm",
+    "ReBRAC",
+    "load",
+]
 
 __getattr__, __dir__ = lazy(__name__, dict.fromkeys(__all__, "rl_training.api.algorithms"))

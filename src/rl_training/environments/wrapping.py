@@ -23,12 +23,27 @@ Env = gym.Env[Any, Any]
 Wrapping = Callable[..., Any]
 
 _BY_NAME = (
-    "AtariPreprocessing", "ClipAction", "ClipReward", "DelayObservation", "DiscretizeAction",
-    "DiscretizeObservation", "FilterObservation", "FlattenObservation", "FrameStackObservation",
-    "GrayscaleObservation", "MaxAndSkipObservation", "OrderEnforcing", "RepeatAction", "RescaleAction",
-    "RescaleObservation", "ReshapeObservation", "ResizeObservation", "StickyAction", "TimeAwareObservation",
+    "AtariPreprocessing",
+    "ClipAction",
+    "ClipReward",
+    "DelayObservation",
+    "DiscretizeAction",
+    "DiscretizeObservation",
+    "FilterObservation",
+    "FlattenObservation",
+    "FrameStackObservation",
+    "GrayscaleObservation",
+    "MaxAndSkipObservation",
+    "OrderEnforcing",
+    "RepeatAction",
+    "RescaleAction",
+    "RescaleObservation",
+    "ReshapeObservation",
+    "ResizeObservation",
+    "StickyAction",
+    "TimeAwareObservation",
     "TimeLimit",
-)  # fmt: skip
+)
 _WHY_NOT = {
     "NormalizeObservation": "it keeps statistics that no checkpoint holds; set normalize_observations: true",
     "NormalizeReward": "it keeps statistics that no checkpoint holds; online, set normalize_rewards: true",

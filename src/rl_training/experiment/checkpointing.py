@@ -46,10 +46,21 @@ from rl_training.experiment.retention import discard, find_checkpoint, latest_va
 from rl_training.experiment.shards import RowsInfo, RowsToSave
 
 __all__ = [
-    "FORMAT", "Checkpoint", "CheckpointInfo", "RowsInfo", "RowsToSave", "Saved", "checkpoint_errors",
-    "find_checkpoint", "latest_valid", "list_checkpoints", "prune", "read_checkpoint", "verify_checkpoint",
+    "FORMAT",
+    "Checkpoint",
+    "CheckpointInfo",
+    "RowsInfo",
+    "RowsToSave",
+    "Saved",
+    "checkpoint_errors",
+    "find_checkpoint",
+    "latest_valid",
+    "list_checkpoints",
+    "prune",
+    "read_checkpoint",
+    "verify_checkpoint",
     "write_checkpoint",
-]  # fmt: skip
+]
 
 _GROUP = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 _LONGEST_REASON = 300
