@@ -240,6 +240,26 @@ def test_values_logged_after_a_checkpoint_survive_a_kill(algo: str, number: sign
     assert next(row["custom/checkpoints"] for row in logged(run) if "custom/checkpoints" in row) == "1.0"
 
 
+@pytest.mark.parametrize("logs_first", [True, False])
+@pytest.mark.parametrize("algo", BOTH_LOOPS)
+def test_a_callback_that_raises_after_a_checkpoint_is_called_again(
+    algo: str, logs_first: bool, tmp_path: Path
+) -> None:
+    """Also if it raises again when the run resumes; callbacks before and after it count each checkpoint once."""
+
+    def both(killer: KillAt) -> list[Callback]:
+        return [LogsCheckpoints(), killer] if logs_first else [killer, LogsCheckpoints()]
+
+    config = tiny(algo, tmp_path, log_interval=15, checkpoint_interval=20)
+    with pytest.raises(Killed) as killed:
+        train(config, both(KillAt(20)))
+    run = Path(killed.value.args[0])
+    with pytest.raises(Killed):
+        resume(run, both(KillAt(20)))
+    resumed = resume(run, both(KillAt()))
+    assert differences(train(config, both(KillAt())), resumed) == []
+
+
 def test_values_logged_after_a_checkpoint_are_repeated_in_a_new_folder(tmp_path: Path) -> None:
     config = tiny("bc", tmp_path, log_interval=15, checkpoint_interval=20, keep_checkpoints=9)
     straight = train(config, [LogsCheckpoints()])

@@ -133,6 +133,8 @@ class Session:
         for callback in self.callbacks:
             callback.on_training_start(self)
         if resumed is not None:
+            if resumed == self.checkpoint_path:
+                self._saved = self._version()  # if a callback raises, the next resume calls it again
             self._announce(resumed)
         if self.callback_index is not None:
             self.advance()
