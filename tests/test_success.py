@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from benchmarks.evidence import success
+from rl_training import Study
+from rl_training.study.packing import pack_study, unpack_study
 
 pytestmark = pytest.mark.pages
 
@@ -21,3 +25,20 @@ def test_the_last_three_checkpoints_of_each_seed_count() -> None:
     (text,) = success.sections({str(i): entry for i, entry in enumerate(entries)}).values()
     assert "| cube-single | iql | 100 | 2 | 60 ± 28 | 40, 80 | 85 ± 8 |" in text
     assert "| scene | fql | – | 0 | – | – | 76 ± 9 |" in text
+
+
+def test_a_packed_study_has_the_last_policy_of_each_run(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(
+        "algo: sac\nenv_id: Pendulum-v1\ntotal_timesteps: 8\ncheckpoint_interval: 4\ndevice: cpu\n",
+        encoding="utf-8",
+    )
+    (tmp_path / "tiny.yaml").write_text("base: base.yaml\nseeds: [0, 1]\n", encoding="utf-8")
+    study = Study(tmp_path / "tiny.yaml", output_dir=tmp_path / "studies")
+    study.run()
+    pack_study(study.folder, tmp_path / "tiny.zip", policies="last")
+    unpacked = unpack_study(tmp_path / "tiny.zip", tmp_path / "unpacked")
+    steps = {
+        place: [int(checkpoint.name.rpartition("_")[2]) for checkpoint in success.last_checkpoints(place, 3)]
+        for place in (study.folder, unpacked)
+    }
+    assert steps == {study.folder: [4, 8, 4, 8], unpacked: [8, 8]}

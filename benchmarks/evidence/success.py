@@ -52,10 +52,15 @@ def evaluate(checkpoint: Path, episodes: int) -> float:
     return float(rl_training.load(checkpoint).evaluate(num_episodes=episodes)["eval_success_rate"])
 
 
-def measure(study: Path, options: argparse.Namespace) -> Iterable[tuple[str, Entry]]:
+def last_checkpoints(study: Path, last: int) -> list[Path]:
+    """The `last` checkpoints of every run; a run of a packed study has one policy."""
     homes = sorted((study / "runs").iterdir())
     found = [list_checkpoints(home / "checkpoints") or list_checkpoints(home / PACKED) for home in homes]
-    places = [place for places in found for place in places[-options.last :]]
+    return [place for places in found for place in places[-last:]]
+
+
+def measure(study: Path, options: argparse.Namespace) -> Iterable[tuple[str, Entry]]:
+    places = last_checkpoints(study, options.last)
     look = partial(evaluate, episodes=options.episodes)
     with ProcessPoolExecutor(options.processes, multiprocessing.get_context("spawn")) as pool:
         for place, success in zip(places, pool.map(look, places)):
