@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
@@ -326,6 +327,13 @@ def test_module_and_class_need_permission(module: str, tmp_path: Path) -> None:
 def test_a_wrong_module_is_one_line(module: str, algo: str, message: str) -> None:
     words = ("train", "--algo", algo, "--env", "Pendulum-v1", "--steps", "40", "--allow-import")
     assert message in refused(*words)
+
+
+@pytest.mark.parametrize("words", [["--dataset", "log.npz"], ["--set", "regime=offline"]])
+def test_a_class_that_is_not_registered_as_offline_names_the_remedy(words: list[str], module: str) -> None:
+    start = "train", "--algo", f"{module}:Mine", "--env", "Pendulum-v1", "--steps", "40", "--allow-import"
+    assert re.search("register the class with regime=.offline.$", refused(*start, *words))
+    assert not re.search("register", refused("train", "--algo", "sac", "--env", "Pendulum-v1", *words))
 
 
 def test_a_run_without_its_plugin_names_the_remedy(run: Path) -> None:

@@ -84,6 +84,17 @@ def test_a_dictionary_of_batches_in_any_order(tmp_path: Path) -> None:
     np.testing.assert_allclose(policy(batch), policy(np.stack([flatten(one) for one in drawn])), atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["discrete", "multidiscrete", "bits"])
+def test_an_empty_batch_has_no_actions(name: str, tmp_path: Path) -> None:
+    space = SPACES[name]
+    assert space.shape is not None
+    empty = np.zeros((0, *space.shape), np.int64)
+    assert exported(space, tmp_path)(empty).shape == (0, 2)
+    spaces = SpaceSpec(Flattening(describe(space)).size, SKEWED.low, SKEWED.high, observation=describe(space))
+    assert spaces.observations(empty).shape == (0, spaces.obs_dim)
+    assert not spaces.is_single(empty)
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

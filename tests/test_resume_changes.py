@@ -229,6 +229,18 @@ def test_other_data_are_named_and_recorded(tmp_path: Path, capfd: pytest.Capture
     assert record["inexact"][0].startswith("step 30: the data have changed: ")
 
 
+def test_data_that_scale_rewards_otherwise_are_refused_if_scaled_rows_are_stored(tmp_path: Path) -> None:
+    """Rows in the replay buffer have the scale of the data that the run began with."""
+    kwargs = {"dataset_kind": "random", "dataset_size": 400, "reward_range_scaling": True}
+    run = train(tiny("rlpd", tmp_path, kwargs=kwargs)).run_dir
+    total = f"total_timesteps={tiny('rlpd', tmp_path).total_timesteps + 10}"
+    with pytest.raises(ConfigError, match=r"^dataset: rewards would have scale .* but those in the replay buffer"):
+        resume_training(run, overrides=[total, "dataset_seed=1"])
+    assert resume_training(run, overrides=[total]).metrics["global_step"] > 0
+    plain = train(tiny("rlpd", tmp_path, kwargs=kwargs | {"reward_range_scaling": False})).run_dir
+    assert resume_training(plain, overrides=[total, "dataset_seed=1"]).metrics["global_step"] > 0
+
+
 def test_other_weights_of_a_mixture_are_recorded(tmp_path: Path) -> None:
     """The fingerprint of the data does not depend on them; neither weights nor rows depend on the folder."""
     bounds = {"action_low": [-9.0, -9.0], "action_high": [9.0, 9.0]}

@@ -34,6 +34,29 @@ class Changed(Counter):
         return step._replace(**{name: change(getattr(step, name)) for name, change in self.changes.items()})
 
 
+class Unclosed:
+    """A `TensorEnv` in which `close` was forgotten."""
+
+    single_observation_space = gym.spaces.Box(-2.0, 2.0, (2,))
+    single_action_space = gym.spaces.Box(-1.0, 1.0, (2,))
+    max_episode_steps = 50
+
+    def __init__(self, num_envs: int, device: Any = "cpu") -> None:
+        self.num_envs, self.device = num_envs, torch.device(device)
+
+    def reset(self, seed: int) -> Tensor:
+        raise NotImplementedError
+
+    def step(self, actions: Tensor) -> TensorStep:
+        raise NotImplementedError
+
+
+def test_a_class_without_a_method_names_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Unclosed is not a TensorEnv, it has no close;"):
+        SAC(Unclosed, output_dir=str(tmp_path)).learn(100)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

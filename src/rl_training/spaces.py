@@ -176,9 +176,9 @@ class SpaceSpec:
         if self.flattening is None:
             return obs
         try:
-            several = self.flattening.unstacked(obs) or (obs if self._is_list(obs) else None)
+            several = obs if self._is_list(obs) else self.flattening.unstacked(obs)
             if several is not None:
-                return np.stack([self.flattening(one) for one in several])
+                return np.reshape([self.flattening(one) for one in several], (-1, self.obs_dim))
             return self.flattening(obs) if self.flattening.is_original(obs) else obs
         except (Misfit, TypeError, ValueError) as error:
             raise ConfigError(f"obs does not fit the policy: {error}") from None

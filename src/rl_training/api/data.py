@@ -14,6 +14,7 @@ from rl_training.environments.user_environments import UserEnvironments
 from rl_training.errors import ConfigError, nearest
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import resolve, spec_of
+from rl_training.runtime.online import learns_without_data
 
 Data = TransitionDataset | str | os.PathLike[str] | Mapping[str, Any] | None
 # Keys of `algo_kwargs` that name the data; a file passed to `learn` replaces all of them.
@@ -26,8 +27,9 @@ def resolve_data(
     """The configuration, with settings that name the file `given`, and data in memory."""
     if given is None or isinstance(given, TransitionDataset):
         return config, given
-    if "dataset_kind" not in spec_of(config).sections.owners():
-        raise ConfigError(f"dataset: {config.algo} learns from an environment alone; use rlpd to mix in data")
+    spec = spec_of(config)
+    if "dataset_kind" not in spec.sections.owners():
+        raise learns_without_data(spec.name, spec.plugin)
     if isinstance(given, Mapping):
         return config, _from_mapping(given, config, environments)
     if not isinstance(given, str | os.PathLike):

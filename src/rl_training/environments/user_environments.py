@@ -143,7 +143,7 @@ class TensorEnvMaker:
 
     def close(self, env: TensorEnv) -> None:
         """Close an environment made here, unless it is the user's own object."""
-        if not self.single_instance:
+        if not self.single_instance and hasattr(env, "close"):  # `require_valid` raises if there is none
             env.close()
 
 
@@ -151,7 +151,8 @@ def _is_tensor_class(found: Any) -> bool:
     """Whether `found` is a class that may make a `TensorEnv`: it steps, and is not one of Gymnasium's."""
     if not isinstance(found, type) or issubclass(found, gym.Env | gym.vector.VectorEnv):
         return False
-    return all(callable(getattr(found, name, None)) for name in ("reset", "step", "close"))
+    steps = all(callable(getattr(found, name, None)) for name in ("reset", "step"))
+    return steps and any(hasattr(found, name) for name in ("close", "single_observation_space"))
 
 
 def not_made(name: str | None, kwargs: Mapping[str, Any], error: Exception, remedy: str = "") -> ConfigError:

@@ -108,7 +108,7 @@ def _shape(part: dict[str, Any]) -> tuple[int, ...]:
 
 def _flat(part: dict[str, Any], values: Any) -> Any:
     """One part of B observations as numbers `[B, count]`."""
-    given, kind = np.reshape(values, (len(values), -1)), part["kind"]
+    given, kind = np.reshape(values, (len(values), math.prod(_shape(part)))), part["kind"]
     if kind == "Box":
         if np.iscomplexobj(given):
             raise ValueError(f"observation: {part['part'] or 'it'} must be real numbers")

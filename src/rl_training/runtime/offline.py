@@ -193,6 +193,7 @@ def _dataset_record(spec: RunSpec, data: TransitionDataset) -> dict[str, Any]:
         "rows": len(data),
         "fingerprint": spec.once("fingerprint", data.fingerprint),
         "in_memory": spec.dataset is not None,
+        "reward_map": list(data.reward_map),
         **({} if raw is None else {"raw_rows": raw.rows, "raw_fingerprint": raw.fingerprint}),
         **({} if folder is None else {"folder": str(folder)}),
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar
 
+import numpy as np
 from pydantic import PlainValidator
 
 from rl_training.data.loading import DatasetConfig
@@ -92,6 +93,7 @@ class OfflineToOnline(DataRegime):
         self.max_updates = budget.max_updates
         super().__init__(spec, updates_per_step=self.online.gradient_updates_per_step)
         spec = self.spec
+        self._require_same_rewards()
         buffer = make_buffer(self.online.buffer_capacity, self.spaces, self.learner, spec)
         if buffer.device.type != self.learner.device.type:
             raise ConfigError(
@@ -118,6 +120,19 @@ class OfflineToOnline(DataRegime):
         self.experience = make_collector(
             spec, self.online, self.spaces, self.learner, buffer, reward_map=self.dataset.reward_map
         )
+
+    def _require_same_rewards(self) -> None:
+        """Raise if a resumed run would scale new rewards otherwise than those in its replay buffer."""
+        checkpoint = self.spec.checkpoint
+        if checkpoint is None or checkpoint.rows is None or checkpoint.rows.filled == 0:
+            return
+        before, now = checkpoint.records["dataset"].get("reward_map"), self.dataset_record["reward_map"]
+        if before is not None and not np.allclose(before, now, rtol=1e-6):  # earlier versions did not record it
+            raise ConfigError(
+                f"dataset: rewards would have scale {now[0]:g} and shift {now[1]:g} with these data, but those in "
+                f"the replay buffer of this run have {before[0]:g} and {before[1]:g}; start a new run, with "
+                "init_from for the networks"
+            )
 
     def _updates_on_data(self, wanted: int) -> int:
         """`wanted`, or the updates on the prior data so far if they are more, or if the run is online already."""

@@ -277,6 +277,12 @@ def running_returns(spec: RunSpec, learner: Learner) -> RunningReturns | None:
     return returns
 
 
+def learns_without_data(algo: str, plugin: str | None) -> ConfigError:
+    """The error for data that are passed to an online algorithm; `plugin`: its `module:Class`, if it has one."""
+    remedy = "use rlpd to mix in data" if plugin is None else 'for data, register the class with regime="offline"'
+    return ConfigError(f"dataset: {algo} learns from an environment alone; {remedy}")
+
+
 class Online(Regime):
     """Train on a replay buffer that is filled with experience from an environment."""
 
@@ -287,9 +293,7 @@ class Online(Regime):
 
     def __init__(self, spec: RunSpec) -> None:
         if spec.dataset is not None:
-            raise ConfigError(
-                f"dataset: {spec.config.algo} learns from an environment alone; use rlpd to mix in data"
-            )
+            raise learns_without_data(spec.config.algo, spec.config.plugin)
         self.spec, self.online = spec, spec.resolved[OnlineConfig]
         self.spaces = spaces_of(spec.config, discrete=spec.sections.takes_discrete, given=spec.given)
         self.total_ticks, self.first_update = spec.config.total_timesteps, self.online.first_steps

@@ -79,7 +79,8 @@ class AlgorithmSpec:
         """The regime of that name with its sections; the default for None."""
         names = [one.key() for one in self.regimes]
         if regime is not None and regime not in names:
-            raise ConfigError.of("regime", f"{self.name} has no regime {regime!r}; use {' or '.join(names)}")
+            other = "" if self.plugin is None else f", or register the class with regime={regime!r}"
+            raise ConfigError.of("regime", f"{self.name} has no regime {regime!r}; use {' or '.join(names)}{other}")
         place = 0 if regime is None else names.index(regime)
         return self.regimes[place], self.kinds[place]
 
