@@ -362,6 +362,7 @@ class WithPictures(Counter):
         ),
         (PENDULUM, {"env_kwargs": {"gravity": 1}}, r"could not be made with env_kwargs \{'gravity': 1\}"),
         (PENDULUM, {"num_envs": 600}, r"buffer_capacity 500 is less than one step of num_envs 600"),
+        ("Pendulum-v1", {"num_envs": 600}, r"buffer_capacity 500 is less than one step of num_envs 600"),
         ("torch/CartPole-v1", {}, "has discrete actions and this algorithm needs continuous ones"),
         (WithPictures, {}, "a TensorEnv needs flat vectors"),
     ],

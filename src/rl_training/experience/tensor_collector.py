@@ -20,7 +20,6 @@ from rl_training.algorithms.execution import DeviceRandom
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.environments.running import Blame, not_finite
 from rl_training.environments.tensor_env import ActionScaling, CheckedEnv, TensorEnv
-from rl_training.errors import ConfigError
 from rl_training.experience.acting import ActingPolicy
 from rl_training.experience.base import WINDOW, Experience
 from rl_training.experience.collector import random_actions
@@ -93,11 +92,6 @@ class TensorCollector(Experience):
         **options: Any,
     ) -> None:
         """`options`: those of `Experience`; `moments` are tensors."""
-        if env.num_envs > buffer.capacity:
-            raise ConfigError(
-                f"algo_kwargs.buffer_capacity {buffer.capacity} is less than one step of num_envs {env.num_envs}",
-                key="algo_kwargs.buffer_capacity",
-            )
         device = learner.device
         self.random = DeviceRandom(torch.Generator(device).manual_seed(seeding.device_exploration(seed)))
         super().__init__(spaces, learner, buffer, env.num_envs, self.random, **options)

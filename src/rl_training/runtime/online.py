@@ -194,6 +194,11 @@ def make_buffer(capacity: int, spaces: SpaceSpec, learner: Learner, spec: RunSpe
             f"{learner.name} needs the column {lacking[0].name!r}, which replay buffers do not have; "
             "train it offline",
         )
+    if capacity < spec.config.num_envs:
+        raise ConfigError(
+            f"algo_kwargs.buffer_capacity {capacity} is less than one step of num_envs {spec.config.num_envs}",
+            key="algo_kwargs.buffer_capacity",
+        )
     layout = RowLayout.of(spaces, tuple(column.bind(learner.config) for column in learner.extras))
     needed, n_step = capacity * layout.width * 4, spec.n_step
 
