@@ -346,6 +346,30 @@ def test_without_a_schedule_rates_are_left_alone(schedule: OptimizationConfig | 
     assert float(learner.optimizers["actor"].learning_rate) == 0.5
 
 
+def test_the_host_queues_the_updates_of_two_calls_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+
+    class Event:
+        def __init__(self) -> None:
+            self.number = sum(one.startswith("queue") for one in log)
+            log.append(f"queue {self.number}")
+
+        def synchronize(self) -> None:
+            log.append(f"wait for {self.number}")
+
+    class Stream:
+        record_event = staticmethod(Event)
+
+    learner = make_learner(SAC)
+    updater = Updater(learner, plain(learner), BATCH)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
+    monkeypatch.setattr(updater, "_side", object())
+    monkeypatch.setattr(updater, "_replay", lambda variants, rates, side: None)
+    for count in (_BLOCK, _BLOCK, 1, _BLOCK, _BLOCK):
+        updater.run(count)
+    assert log == ["queue 0", "queue 1", "wait for 0", "queue 2", "wait for 1", "queue 3"]
+
+
 @pytest.mark.parametrize(
     ("device", "done"),
     [

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import logging
 import shutil
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, NamedTuple
@@ -39,6 +40,8 @@ _WARM_UP_UPDATES = 3
 _BLOCK = 10
 # Largest `together` that gets a graph of its own.
 _LONGEST = 32
+# Number of calls of `run` whose captured updates may be queued on the device.
+_QUEUED = 2
 
 
 class _Captured(NamedTuple):
@@ -130,6 +133,7 @@ class Updater:
         # Stream that draws minibatches concurrently with the updates; None if updates are not captured.
         captures = learner.execution.acceleration != "eager" and learner.device.type == "cuda"
         self._side = streams(learner.device).side if captures else None
+        self._queued: deque[torch.cuda.Event] = deque()
         # Rows of a source in host memory are copied to this tensor before each update; a graph reads them here.
         self._staged: Tensor | None = None
         if source.device != learner.device:
@@ -137,8 +141,15 @@ class Updater:
         self._prefetcher = prefetcher_for(self._learners(), self._sources(), batch_size)
 
     def run(self, count: int) -> None:
-        """Run `count` updates without reading anything back from the device."""
+        """Run `count` updates without reading anything back from the device.
+
+        Captured updates are queued. Before many of them, wait for those of an earlier call, because a run notices
+        signals and time limits only between two calls.
+        """
         learner = self.learner
+        many = self._side is not None and count >= _BLOCK
+        if many and len(self._queued) == _QUEUED:
+            self._queued.popleft().synchronize()
         if self._prefetcher is not None:
             self._prefetcher.begin(count)
         while count > 0:
@@ -159,6 +170,8 @@ class Updater:
             else:
                 self._replay(variants, rates, self._side)
             count -= size
+        if many:
+            self._queued.append(torch.cuda.current_stream(learner.device).record_event())
         if self._prefetcher is not None:
             self._prefetcher.end()
 
