@@ -319,7 +319,10 @@ def render(kept_in: Path | None = None, studies: Path | None = None) -> None:
     made, left = [], []
     for file in sorted(studies.glob("*.yaml")):
         if (found := load(kept_in / f"{file.stem}.json")) is None:
-            left.append(f"- {about_of(file.read_text(encoding='utf-8'))[0]}: `{file.stem}`, not started.")
+            title, page = about_of(file.read_text(encoding="utf-8"))[0], f"results/{file.stem}.md"
+            measured = (report.ROOT / "docs" / page).is_file()  # by another program, before the end of the runs
+            left.append(f"- [{title}]({page}): with fewer updates than planned." if measured else
+                        f"- {title}: `{file.stem}`, not started.")  # fmt: skip
             continue
         made.append(as_planned(found, file))
         sections[f"results/{file.stem}", f"evidence-{file.stem}"] = section(made[-1])
