@@ -252,7 +252,6 @@ def test_the_time_limit_is_distinguished_from_other_signals() -> None:
         ("pendulum", 6, 30),
         ("pendulum-prior", 3, 15),
         ("pendulum-replay", 9, 27),
-        ("sac-halfcheetah", 1, 5),
         ("flash-v4", 5, 25),
         ("flashsac-precision", 2, 10),
         ("sac-rate", 1, 5),

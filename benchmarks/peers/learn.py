@@ -1,6 +1,6 @@
 """Train peers with the settings, data and seeds of a study, and evaluate them on the same episodes as its policies.
 
-    python -m benchmarks.peers.learn sb3 benchmarks/studies/sac-halfcheetah.yaml [--seeds 0 1] [--minutes 60]
+    python -m benchmarks.peers.learn sb3 benchmarks/studies/pendulum.yaml [--seeds 0 1] [--minutes 60]
     python -m benchmarks.peers.learn d3rlpy STUDY --data DIR --python PYTHON [--algo crr awac iql]
     python -m benchmarks.peers.learn corl STUDY --data DIR --checkout DIR [--algo td3_bc iql]
     python -m benchmarks.peers.learn corl STUDY --data DIR --checkout DIR --algo rebrac --python PYTHON
