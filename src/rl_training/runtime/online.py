@@ -194,11 +194,6 @@ def make_buffer(capacity: int, spaces: SpaceSpec, learner: Learner, spec: RunSpe
             f"{learner.name} needs the column {lacking[0].name!r}, which replay buffers do not have; "
             "train it offline",
         )
-    if capacity < spec.config.num_envs:
-        raise ConfigError(
-            f"algo_kwargs.buffer_capacity {capacity} is less than one step of num_envs {spec.config.num_envs}",
-            key="algo_kwargs.buffer_capacity",
-        )
     layout = RowLayout.of(spaces, tuple(column.bind(learner.config) for column in learner.extras))
     needed, n_step = capacity * layout.width * 4, spec.n_step
 
@@ -230,6 +225,13 @@ def make_collector(
 ) -> Experience:
     """A collector that steps the configured environments and writes to `buffer`; `options`: of `Experience`."""
     config, maker = spec.config, tensor_maker(spec.config, spec.given)
+    if maker is None:
+        require_room_for_environments(config)
+    if buffer.capacity < config.num_envs:
+        raise ConfigError(
+            f"algo_kwargs.buffer_capacity {buffer.capacity} is less than one step of num_envs {config.num_envs}",
+            key="algo_kwargs.buffer_capacity",
+        )
     options |= {
         "random_steps": online.acts_randomly_until(config),
         "random_block_steps": online.random_block_steps,
@@ -245,7 +247,6 @@ def make_collector(
         require_tensor_settings(config, maker)
         env = maker(config.num_envs, learner.device, config.env_kwargs)
         return TensorCollector(env, spaces, learner, buffer, seed=config.seed or 0, **options)
-    require_room_for_environments(config)
     return Collector(make_pool(config, given=spec.given), spaces, learner, buffer, **options)
 
 
