@@ -6,9 +6,11 @@ import errno
 import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -120,22 +122,27 @@ def test_two_workers_share_the_trials(tmp_path: Path) -> None:
     assert differing(folder, tmp_path / "b" / "tiny") == []
 
 
+def killed_after(folder: Path, points: int, seconds: float) -> None:
+    """Work, and kill this process `seconds` after it has reached `points` writes, fsyncs and renames."""
+    left = points
+
+    def count(point: str) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
+
+    files.failpoint = count
+    work(folder)
+
+
 def test_kill_9_at_any_moment_and_the_results_are_the_same(longer: Path, tmp_path: Path) -> None:
     folder = planned(tmp_path / "a", set=LONGER)
     generator = random.Random(3)
-    kills = 0
-    for attempt in range(40):
-        child = Child(lambda: work(folder), tmp_path / f"output-{attempt}")
-        deadline = time.monotonic() + generator.uniform(0.05, 0.6)
-        while child.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.005)
-        if child.poll() == 0:
-            break
-        child.kill()
-        kills += 1
-        if kills == 4:  # no more than a group may have without getting further
-            break
-    assert kills > 1
+    for attempt in range(4):  # no more than a group may have without getting further
+        points, seconds = generator.randrange(1, 60), generator.uniform(0.0, 0.02)
+        child = Child(partial(killed_after, folder, points, seconds), tmp_path / f"output-{attempt}")
+        assert child.wait() == -signal.SIGKILL, child.text()
     assert Study(folder).run().counts["done"] == 2
     assert differing(folder, longer) == []
 
