@@ -331,6 +331,30 @@ def test_data_may_be_a_file_or_a_mapping(tmp_path: Path) -> None:
     assert loaded.learn(5, progress_bar=False, dataset=shorter).metrics["dataset_size"] == 40
 
 
+def test_the_next_learning_on_a_file_keeps_the_settings_that_the_run_decided(tmp_path: Path) -> None:
+    config = tiny("bc", tmp_path / "runs", eval_episodes=0, total_timesteps=10)
+    files = [
+        write_columns(tmp_path / name, collect_random(config, spaces_of(config), rows, seed=0).columns())
+        for name, rows in (("x.npz", 50), ("y.npz", 40))
+    ]
+    cloned = BC(config.replace(algo_kwargs={**config.algo_kwargs, "stochastic": True}))
+    origin = cloned.learn(progress_bar=False, dataset=files[0]).run_dir
+    own = {"output_dir": tmp_path, "eval_episodes": 0, "hidden_sizes": config.algo_kwargs["hidden_sizes"]}
+    mixture = [{"dataset_path": str(file)} for file in files]
+    model = RLPD("Pendulum-v1", **own, batch_size=8, init_from=str(origin), datasets=mixture)
+    before = loaded_settings(model.learn(40, progress_bar=False).run_dir)
+    assert (before["actor_starts"], before["learning_starts"]) == (5_000, 4)
+    for file, rows in ((files[1], 40), (files[0], 50)):
+        result = model.learn(40, progress_bar=False, dataset=file)
+        assert result.metrics["dataset_size"] == rows
+        named = {"dataset_kind": "npz", "dataset_path": str(file), "datasets": []}
+        assert loaded_settings(result.run_dir) == before | named
+
+
+def loaded_settings(run: Path) -> dict[str, Any]:
+    return dict(rl_training.load(run).config.algo_kwargs)
+
+
 @pytest.mark.parametrize(
     ("learn", "message"),
     [
