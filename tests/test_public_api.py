@@ -276,6 +276,26 @@ def test_arrays_are_remembered_for_the_next_learning(tmp_path: Path) -> None:
     assert model.resume(25, progress_bar=False).metrics["dataset_size"] == 200
 
 
+def test_a_file_may_replace_the_arrays_of_a_run(tmp_path: Path) -> None:
+    model = TD3BC(**settings("td3_bc", tmp_path))
+    run = model.learn(10, progress_bar=False, dataset=identity_data()).run_dir
+    file = identity_data().save(tmp_path / "x.npz")
+    loaded = rl_training.load(run)
+    with pytest.raises(ConfigError, match=r"was trained on arrays in memory; resume it with resume\(dataset=…\)"):
+        loaded.learn(10, progress_bar=False)
+    assert loaded.learn(10, progress_bar=False, dataset=file).metrics["global_step"] == 20
+    assert rl_training.load(run).learn(10, progress_bar=False).metrics["global_step"] == 30
+
+
+def test_a_population_continues_from_where_a_member_has_continued_it(tmp_path: Path) -> None:
+    model = TD3BC(**settings("td3_bc", tmp_path) | {"seed": None, "seeds": [1, 2]})
+    before = model.learn(10, progress_bar=False, dataset=identity_data())
+    assert model.members[1].learn(5, progress_bar=False).metrics["global_step"] == 15
+    results = model.learn(10, progress_bar=False)
+    assert [one.metrics["global_step"] for one in results] == [25, 25]
+    assert [one.run_dir for one in results] == [one.run_dir for one in before]
+
+
 def test_the_settings_define_action_bounds_that_arrays_lack(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     arrays = {

@@ -180,7 +180,7 @@ class ManagedAlgorithm(Generic[Seeds]):
             if run_suffix is not None:
                 raise ConfigError(f"run_suffix: {type(self).__name__} continues in its folder; create a new model")
             return self.resume(  # type: ignore[arg-type]
-                self._steps + steps, callbacks, progress_bar, dataset=dataset, loggers=loggers
+                self._made + steps, callbacks, progress_bar, dataset=dataset, loggers=loggers
             )
         watching, config = as_callbacks(callbacks), self.config.replace(total_timesteps=steps)
         options = RunOptions(quiet=not progress_bar, loggers=as_loggers(loggers))
@@ -209,6 +209,8 @@ class ManagedAlgorithm(Generic[Seeds]):
         if they were given as objects and this model was loaded.
         """
         path, watching = self._checkpoint(), as_callbacks(callbacks)
+        if self.config.seeds is not None:  # a member may have continued all of them
+            path = folder_of(path)
         self._replace_environments(env, eval_env)
         changes = self._environments() | ({} if total_timesteps is None else {"total_timesteps": total_timesteps})
         self.config, data = resolve_data(dataset, self.config.replace(**changes), self._given)
@@ -355,6 +357,11 @@ class ManagedAlgorithm(Generic[Seeds]):
         self.config = self.config.replace(**fields, given_envs=sorted(given))
         self._given = UserEnvironments(makers["env_id"], makers["eval_env"], own)
         self._given.require_apart()
+
+    @property
+    def _made(self) -> int:
+        """Steps of this run, or of the longest member, which may have continued since this model was trained."""
+        return max([self._steps, *(member._steps for member in self.members)])
 
     def _environments(self) -> dict[str, Any]:
         return {key: value for key, value in self.config.to_dict().items() if key in _ENV_KEYS}
