@@ -201,3 +201,15 @@ def test_the_newest_valid_checkpoint_is_taken(tmp_path: Path) -> None:
     done = command("from-run", result.checkpoint_path, "-o", tmp_path / "data.npz")
     assert done.exit_code == 3
     assert not (tmp_path / "data.npz").exists()
+
+
+def test_rewards_scaled_as_those_of_data_in_memory_are_noted(tmp_path: Path) -> None:
+    rng, zeros = np.random.default_rng(0), np.zeros(30)
+    data = TransitionDataset.from_arrays(
+        rng.normal(size=(30, 2)), np.zeros((30, 2)), zeros, zeros, zeros, action_low=-1.0, action_high=1.0
+    )
+    for factor, noted in ((1.0, False), (0.5, True)):
+        model = RLPD(ENV, learning_starts=10, output_dir=tmp_path / "runs", **TINY)
+        run = model.learn(20, progress_bar=False, dataset=data.with_rewards(factor)).run_dir
+        done = command("from-run", run, "-o", tmp_path / f"{factor}.npz")
+        assert ("rewards are scaled and shifted as the run configured" in done.stdout) == noted

@@ -834,6 +834,22 @@ def test_trials_that_held_out_different_episodes_are_refused(home: Path) -> None
     assert found.judgement.held_out
 
 
+def test_select_warns_if_the_data_have_changed_since_training(tmp_path: Path) -> None:
+    """Trials of ReBRAC, whose data have other columns and fewer rows, learned from the same data."""
+    file, trials = write(Linear().data(20), tmp_path / "logs.npz"), []
+    for algo in (BC, rl_training.ReBRAC):
+        done = train(tmp_path, tmp_path, algo, 10, validation_fraction=0.25)
+        settings = rl_training.load(done.run_dir).config.to_dict()
+        trials.append(selecting.Candidate(algo.algo, done.run_dir, settings, {}))
+    warned: list[str] = []
+    selecting.by_fqe(trials, (), anyway=True, warn=warned.append, **SMALL)
+    assert not warned
+    file.unlink()
+    write(Linear().data(21), file)
+    selecting.by_fqe(trials, (), anyway=True, warn=warned.append, **SMALL)
+    assert warned == [f"{file}: has changed since bc learned from it; name its data with --dataset FILE"]
+
+
 def test_the_episodes_that_were_used_are_printed(home: Path) -> None:
     options = ["--dataset", home / "logs.npz", "--updates", 10, "--bootstraps", 1, "--device", "cpu"]
     assert "all 20 episodes" in command("ope", runs(home)[0], *options).stdout

@@ -276,6 +276,26 @@ def test_arrays_are_remembered_for_the_next_learning(tmp_path: Path) -> None:
     assert model.resume(25, progress_bar=False).metrics["dataset_size"] == 200
 
 
+def test_a_file_may_replace_the_arrays_of_a_run(tmp_path: Path) -> None:
+    model = TD3BC(**settings("td3_bc", tmp_path))
+    run = model.learn(10, progress_bar=False, dataset=identity_data()).run_dir
+    file = identity_data().save(tmp_path / "x.npz")
+    loaded = rl_training.load(run)
+    with pytest.raises(ConfigError, match=r"was trained on arrays in memory; resume it with resume\(dataset=…\)"):
+        loaded.learn(10, progress_bar=False)
+    assert loaded.learn(10, progress_bar=False, dataset=file).metrics["global_step"] == 20
+    assert rl_training.load(run).learn(10, progress_bar=False).metrics["global_step"] == 30
+
+
+def test_a_population_continues_from_where_a_member_has_continued_it(tmp_path: Path) -> None:
+    model = TD3BC(**settings("td3_bc", tmp_path) | {"seed": None, "seeds": [1, 2]})
+    before = model.learn(10, progress_bar=False, dataset=identity_data())
+    assert model.members[1].learn(5, progress_bar=False).metrics["global_step"] == 15
+    results = model.learn(10, progress_bar=False)
+    assert [one.metrics["global_step"] for one in results] == [25, 25]
+    assert [one.run_dir for one in results] == [one.run_dir for one in before]
+
+
 def test_the_settings_define_action_bounds_that_arrays_lack(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     arrays = {
@@ -329,6 +349,30 @@ def test_data_may_be_a_file_or_a_mapping(tmp_path: Path) -> None:
     assert loaded.learn(5, progress_bar=False).metrics["dataset_size"] == 50
     shorter = write_columns(tmp_path / "y.npz", collect_random(config, spaces, 40, seed=1).columns())
     assert loaded.learn(5, progress_bar=False, dataset=shorter).metrics["dataset_size"] == 40
+
+
+def test_the_next_learning_on_a_file_keeps_the_settings_that_the_run_decided(tmp_path: Path) -> None:
+    config = tiny("bc", tmp_path / "runs", eval_episodes=0, total_timesteps=10)
+    files = [
+        write_columns(tmp_path / name, collect_random(config, spaces_of(config), rows, seed=0).columns())
+        for name, rows in (("x.npz", 50), ("y.npz", 40))
+    ]
+    cloned = BC(config.replace(algo_kwargs={**config.algo_kwargs, "stochastic": True}))
+    origin = cloned.learn(progress_bar=False, dataset=files[0]).run_dir
+    own = {"output_dir": tmp_path, "eval_episodes": 0, "hidden_sizes": config.algo_kwargs["hidden_sizes"]}
+    mixture = [{"dataset_path": str(file)} for file in files]
+    model = RLPD("Pendulum-v1", **own, batch_size=8, init_from=str(origin), datasets=mixture)
+    before = loaded_settings(model.learn(40, progress_bar=False).run_dir)
+    assert (before["actor_starts"], before["learning_starts"]) == (5_000, 4)
+    for file, rows in ((files[1], 40), (files[0], 50)):
+        result = model.learn(40, progress_bar=False, dataset=file)
+        assert result.metrics["dataset_size"] == rows
+        named = {"dataset_kind": "npz", "dataset_path": str(file), "datasets": []}
+        assert loaded_settings(result.run_dir) == before | named
+
+
+def loaded_settings(run: Path) -> dict[str, Any]:
+    return dict(rl_training.load(run).config.algo_kwargs)
 
 
 @pytest.mark.parametrize(

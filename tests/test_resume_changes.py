@@ -229,9 +229,12 @@ def test_other_data_are_named_and_recorded(tmp_path: Path, capfd: pytest.Capture
     assert record["inexact"][0].startswith("step 30: the data have changed: ")
 
 
-def test_data_that_scale_rewards_otherwise_are_refused_if_scaled_rows_are_stored(tmp_path: Path) -> None:
+@pytest.mark.parametrize("scale", [1.0, 1e-12])  # a small scale is that of large rewards
+def test_data_that_scale_rewards_otherwise_are_refused_if_scaled_rows_are_stored(
+    scale: float, tmp_path: Path
+) -> None:
     """Rows in the replay buffer have the scale of the data that the run began with."""
-    kwargs = {"dataset_kind": "random", "dataset_size": 400, "reward_range_scaling": True}
+    kwargs = {"dataset_kind": "random", "dataset_size": 400, "reward_range_scaling": True, "reward_scale": scale}
     run = train(tiny("rlpd", tmp_path, kwargs=kwargs)).run_dir
     total = f"total_timesteps={tiny('rlpd', tmp_path).total_timesteps + 10}"
     with pytest.raises(ConfigError, match=r"^dataset: rewards would have scale .* but those in the replay buffer"):

@@ -348,6 +348,10 @@ def test_episodes_are_the_same_for_every_candidate(monkeypatch: pytest.MonkeyPat
     without = Candidate("lean", Path("lean"), lean, spaces, config.replace(env_id=None))
     with pytest.raises(ConfigError, match="the run of lean has no environment"):
         choosing._require_environment([without], 5)
+    elsewhere = Candidate("lean", Path("lean"), lean, spaces, config.replace(env_id=None, eval_env="CartPole-v1"))
+    choosing._require_environment([elsewhere], 5)
+    monkeypatch.undo()
+    assert choosing._play(elsewhere, 0, False) == first
 
 
 def test_an_assessment_is_eligible_up_to_the_bound() -> None:

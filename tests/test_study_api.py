@@ -167,6 +167,16 @@ def test_tasks_without_an_environment_are_not_compared_with_each_other() -> None
     assert _of_task(records, "td3_bc", "best") == records[1:]
 
 
+def test_runs_without_an_environment_are_compared_in_their_eval_env() -> None:
+    evaluated = {"env_id": None, "env_kwargs": {}, "eval_env": "CartPole-v1"}
+    records: list[dict[str, Any]] = [{"task": "iql", "trial": name} | evaluated for name in "ab"]
+    assert _of_task(records, None, "best") == records
+    records[0] = records[0] | {"eval_env": "CartPole-v0"}
+    with pytest.raises(ConfigError, match='the task: no environment "CartPole-v0", no environment "CartPole-v1"'):
+        _of_task(records, None, "best")
+    assert _of_task(records, 'no environment "CartPole-v0"', "best") == records[:1]
+
+
 def test_a_study_is_opened_by_its_folder(study: Study) -> None:
     assert Study(study.folder).frame() == study.frame()
     assert rl_training.Study is Study

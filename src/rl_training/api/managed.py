@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from typing_extensions import TypeVar
 
-from rl_training.api.data import Data, resolve_data
+from rl_training.api.data import Data, naming_file, resolve_data
 from rl_training.api.describing import LazyAttribute, documented, managed_class, signature_of
 from rl_training.api.hints import attribute_hint, require_known, with_argument_hints
 from rl_training.api.interruptions import recorded_on_error
@@ -180,7 +180,7 @@ class ManagedAlgorithm(Generic[Seeds]):
             if run_suffix is not None:
                 raise ConfigError(f"run_suffix: {type(self).__name__} continues in its folder; create a new model")
             return self.resume(  # type: ignore[arg-type]
-                self._steps + steps, callbacks, progress_bar, dataset=dataset, loggers=loggers
+                self._made + steps, callbacks, progress_bar, dataset=dataset, loggers=loggers
             )
         watching, config = as_callbacks(callbacks), self.config.replace(total_timesteps=steps)
         options = RunOptions(quiet=not progress_bar, loggers=as_loggers(loggers))
@@ -209,13 +209,15 @@ class ManagedAlgorithm(Generic[Seeds]):
         if they were given as objects and this model was loaded.
         """
         path, watching = self._checkpoint(), as_callbacks(callbacks)
+        if self.config.seeds is not None:  # a member may have continued all of them
+            path = folder_of(path)
         self._replace_environments(env, eval_env)
         changes = self._environments() | ({} if total_timesteps is None else {"total_timesteps": total_timesteps})
         self.config, data = resolve_data(dataset, self.config.replace(**changes), self._given)
         self._dataset = self._dataset if dataset is None else data
-        if dataset is not None and data is None:
-            changes["algo_kwargs"] = self.config.algo_kwargs
         run: dict[str, Any] = {"callbacks": watching, "dataset": self._dataset, "given": self._given}
+        if dataset is not None and data is None:  # the run has settings that it decided when it started
+            run["overrides"] = naming_file(self.config)
         with recorded_on_error(self._record_results, self.config) as run["opened"]:
             results = ExperimentManager().resume_all(
                 path, changes=changes, loggers=as_loggers(loggers), quiet=not progress_bar, **run
@@ -355,6 +357,11 @@ class ManagedAlgorithm(Generic[Seeds]):
         self.config = self.config.replace(**fields, given_envs=sorted(given))
         self._given = UserEnvironments(makers["env_id"], makers["eval_env"], own)
         self._given.require_apart()
+
+    @property
+    def _made(self) -> int:
+        """Steps of this run, or of the longest member, which may have continued since this model was trained."""
+        return max([self._steps, *(member._steps for member in self.members)])
 
     def _environments(self) -> dict[str, Any]:
         return {key: value for key, value in self.config.to_dict().items() if key in _ENV_KEYS}

@@ -174,8 +174,10 @@ def replay_of(checkpoint: Checkpoint, *, allow_import: bool = False) -> Transiti
     batch.dones.clamp_(min=0.0)  # in `rows`: a truncated episode did not terminate
     ends[:-1] |= np.diff(numbers % config.num_envs) != 0
     notes = [f"the oldest {info.added - info.filled:,} transitions are lost"] if info.added > info.filled else []
-    scaled = resolve(config.replace(allow_import=allow_import)).to_dict()
-    if scaled.get("reward_scale", 1) != 1 or scaled.get("reward_shift", 0) or scaled.get("reward_range_scaling"):
+    own = resolve(config.replace(allow_import=allow_import)).to_dict()
+    scaled = own.get("reward_scale", 1) != 1 or own.get("reward_shift") or own.get("reward_range_scaling")
+    # Data in memory may have been scaled before.
+    if scaled or checkpoint.records["dataset"].get("reward_map", [1, 0]) != [1, 0]:
         notes.append("rewards are scaled and shifted as the run configured")
     return TransitionDataset(rows, spaces, np.flatnonzero(ends), str(checkpoint.path), tuple(notes))
 

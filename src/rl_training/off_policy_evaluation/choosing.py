@@ -342,7 +342,7 @@ def _require_environment(found: Sequence[Candidate], episodes: int) -> None:
             f"episodes must be > {len(found)}, the number of candidates, got {episodes}: each is played once, and "
             "one at least twice"
         )
-    if without := [one.name for one in found if one.config.env_id is None]:
+    if without := [one.name for one in found if one.config.env_id is None and one.config.eval_env is None]:
         raise ConfigError(
             f"episodes: the run of {without[0]} has no environment; leave episodes out to select by FQE"
         )

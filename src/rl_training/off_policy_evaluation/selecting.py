@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import resolve
 from rl_training.experiment.retention import find_checkpoint
+from rl_training.experiment.runs import read_run_record
 from rl_training.off_policy_evaluation.choosing import Selection, choose
 from rl_training.off_policy_evaluation.policies import Data
 from rl_training.runtime.offline import _build_offline_dataset, _infer_env_spaces
@@ -67,7 +69,10 @@ def by_fqe(
         raise ConfigError("select: no trial is done")
     configs = [TrainConfig.parse({**trial.settings, "allow_import": allow_import}) for trial in trials]
     playing = options.get("episodes") is not None
-    data = dataset if dataset is not None or playing else own_data(configs)
+    data = dataset
+    if dataset is None and not playing:
+        data = own_data(configs)
+        _warn_if_changed(data, trials, options.get("warn", warnings.warn))
     fraction = validation_fraction
     if fraction is None:
         fraction = 0.0 if data is None else _own_fraction(configs)
@@ -102,6 +107,16 @@ def own_data(configs: Sequence[TrainConfig]) -> TransitionDataset:
         raise ConfigError("select: the trials learned from arrays in memory; name data with --dataset FILE")
     plain[0].import_own(configs[0].allow_import)
     return _build_offline_dataset(configs[0], plain[0], _infer_env_spaces(configs[0], discrete=None))
+
+
+def _warn_if_changed(data: TransitionDataset, trials: Sequence[Candidate], warn: Callable[[str], None]) -> None:
+    """Warn if `data`, read from the trials' settings, are not the rows that a trial learned from."""
+    now = None if data.raw is None else data.raw.fingerprint
+    for trial in trials:
+        record = read_run_record(trial.folder).get("dataset") or {}
+        if record.get("raw_fingerprint", now) != now:  # not recorded by 0.2
+            warn(f"{data.name}: has changed since {trial.name} learned from it; name its data with --dataset FILE")
+            return
 
 
 def _own_fraction(configs: Sequence[TrainConfig]) -> float:

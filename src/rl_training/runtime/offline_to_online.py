@@ -126,8 +126,9 @@ class OfflineToOnline(DataRegime):
         checkpoint = self.spec.checkpoint
         if checkpoint is None or checkpoint.rows is None or checkpoint.rows.filled == 0:
             return
+        # Earlier versions did not record it.
         before, now = checkpoint.records["dataset"].get("reward_map"), self.dataset_record["reward_map"]
-        if before is not None and not np.allclose(before, now, rtol=1e-6):  # earlier versions did not record it
+        if before is not None and not np.allclose(before, now, rtol=1e-6, atol=0):
             raise ConfigError(
                 f"dataset: rewards would have scale {now[0]:g} and shift {now[1]:g} with these data, but those in "
                 f"the replay buffer of this run have {before[0]:g} and {before[1]:g}; start a new run, with "

@@ -154,11 +154,12 @@ def resumed_run(
     if checkpoint is not None:
         _require_fit(checkpoint, before, config, given)
     else:
-        require_data(data, dataset, home)
+        changed = Changes(differences(before.to_dict(), config.to_dict()))
+        require_data(data, dataset, changed.settings, home)
         options = replace(options, home=home)
         if not rewinds:
-            changed = str(Changes(differences(before.to_dict(), config.to_dict())))
-            warn(f"{home}: ended before its first checkpoint; it starts again{changed and f' with {changed}'}")
+            now = f" with {changed}" if changed.settings else ""
+            warn(f"{home}: ended before its first checkpoint; it starts again{now}")
     return spec_of(config).run_spec(
         config, checkpoint=checkpoint, dataset=dataset, given=given, options=options, **others
     )

@@ -295,7 +295,7 @@ def _of_task(records: list[dict[str, Any]], task: str | None, caller: str) -> li
 def _environment(record: dict[str, Any]) -> str | None:
     values = [value for name in ("env_kwargs", "wrappers", "eval_env") if (value := record.get(name))]
     words = [json.dumps(value, sort_keys=True, default=str) for value in values]
-    return " ".join([record["env_id"], *words]) if words else record["env_id"]
+    return " ".join([record["env_id"] or "no environment", *words]) if words else record["env_id"]
 
 
 def _scored(
