@@ -20,7 +20,8 @@ def recorded_on_error(
 ) -> Iterator[Callable[[Path], object]]:
     """Yield a function that training calls with each run folder.
 
-    If training raises, `record` is called with the last checkpoint of each seed of `config`, unless one is missing.
+    If training raises, `record` is called with the last checkpoint of each seed of `config`, unless one is missing,
+    and with those of other members of the population.
     """
     folders: list[Path] = []
     try:
@@ -33,7 +34,7 @@ def recorded_on_error(
                 result = TrainResult(folder, checkpoint.path, {"global_step": steps_made(checkpoint)})
                 saved[config_of(checkpoint).seed] = result
         if all(seed in saved for seed in seeds):
-            record([saved[seed] for seed in seeds])
+            record([saved.pop(seed) for seed in seeds] + list(saved.values()))
             if isinstance(error, TrainingInterrupted):
                 error.args = (f"{error}; in Python: model.resume()",)
         raise

@@ -136,8 +136,9 @@ class ManagedAlgorithm(Generic[Seeds]):
         self._dataset: TransitionDataset | None = None
         self._loaded: loading.LoadedPolicy | None = None
         self._values: loading.LoadedValues | None = None
-        # One model per seed, after a population was trained.
+        # One model per seed, after a population was trained, and the population of such a model.
         self.members: list[ManagedAlgorithm] = []
+        self._population: ManagedAlgorithm[Any] | None = None
 
     @classmethod
     def _configure(cls, settings: dict[str, Any], env: Any) -> TrainConfig:
@@ -364,13 +365,30 @@ class ManagedAlgorithm(Generic[Seeds]):
         if self.config.seeds is not None:
             results = self._with_left_out(results)
             self.members = [self._member(seed, result) for seed, result in zip(self.config.seeds, results)]
-            self._steps = max(member._steps for member in self.members)
-            self.checkpoint_path = self.members[0].checkpoint_path
+            self._follow_members()
             return list(results)
         result = next((one for one in results if one.run_dir == self.run_dir), results[0])
+        self._take(result)
+        if self._population is not None:
+            self._population._take_members(results)
+        return result
+
+    def _take(self, result: TrainResult) -> None:
+        """Continue from the checkpoint of `result`."""
         self.checkpoint_path, self._loaded, self._values = result.checkpoint_path, None, None
         self._steps = int(result.metrics["global_step"])
-        return result
+
+    def _take_members(self, results: Sequence[TrainResult]) -> None:
+        """Let the members continue from those of `results` that are theirs: one of them has resumed the others."""
+        found = {result.run_dir: result for result in results}
+        for member in self.members:
+            if member.run_dir in found:
+                member._take(found[member.run_dir])
+        self._follow_members()
+
+    def _follow_members(self) -> None:
+        self._steps = max(member._steps for member in self.members)
+        self.checkpoint_path = self.members[0].checkpoint_path
 
     def _with_left_out(self, results: Sequence[TrainResult]) -> list[TrainResult]:
         """`results` in the order of the seeds, with the last checkpoints of members that were not resumed."""
@@ -383,9 +401,13 @@ class ManagedAlgorithm(Generic[Seeds]):
         return [found.get(one.run_dir, one) for one in before] or list(results)
 
     def _member(self, seed: int, result: TrainResult) -> ManagedAlgorithm:
-        member: ManagedAlgorithm[Any] = type(self)(self.config.replace(seed=seed, seeds=None))
-        member._given, member._dataset = self._given, self._dataset
-        member._record_results([result])
+        """The model of this result: the present one of its run, or a new one."""
+        config = self.config.replace(seed=seed, seeds=None)
+        known: dict[Path | None, ManagedAlgorithm[Any]] = {one.run_dir: one for one in self.members}
+        member: ManagedAlgorithm[Any] = known.get(result.run_dir) or type(self)(config)
+        member.config = config
+        member._given, member._dataset, member._population = self._given, self._dataset, self
+        member._take(result)
         return member
 
     def _checkpoint(self, method: str | None = None) -> Path:
