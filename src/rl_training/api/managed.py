@@ -217,10 +217,13 @@ class ManagedAlgorithm(Generic[Seeds]):
         if dataset is not None and data is None:
             changes["algo_kwargs"] = self.config.algo_kwargs
         run: dict[str, Any] = {"callbacks": watching, "dataset": self._dataset, "given": self._given}
-        with recorded_on_error(self._record_results, self.config) as run["opened"]:
-            results = ExperimentManager().resume_all(
-                path, changes=changes, loggers=as_loggers(loggers), quiet=not progress_bar, **run
-            )
+        run |= {"changes": changes, "loggers": as_loggers(loggers), "quiet": not progress_bar}
+        manager, complete = ExperimentManager(), not self.members  # a member that was not resumed has a checkpoint
+        with recorded_on_error(self._record_results, self.config, complete=complete) as run["opened"]:
+            if self.members and self.config.population == "off":
+                results = manager.resume_each([member._checkpoint() for member in self.members], **run)
+            else:
+                results = manager.resume_all(path, **run)
         return self._record_results(results)
 
     @with_argument_hints
