@@ -71,9 +71,9 @@ def test_a_population_keeps_its_runs(tmp_path: Path) -> None:
     assert [result.metrics["global_step"] for result in results] == [30, 30]  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("population", ["off", 1])
-def test_seeds_one_after_another_all_continue(population: str | int, tmp_path: Path) -> None:
-    """Also if an interruption came before the last of them was resumed."""
+@pytest.mark.parametrize(("population", "twice"), [("off", False), ("off", True), (1, True)])
+def test_seeds_one_after_another_all_continue(population: str | int, twice: bool, tmp_path: Path) -> None:
+    """Also if they were interrupted, once or twice, before the last of them was resumed."""
     config = tiny("sac", tmp_path, seed=None, seeds=[3, 2, 1], population=population, total_timesteps=20)
     model: Any = SAC(config)
     model.learn(progress_bar=False)
@@ -82,11 +82,13 @@ def test_seeds_one_after_another_all_continue(population: str | int, tmp_path: P
 
     def second(session: Session) -> None:
         if session.config.seed == 2 and session.clock.ticks == 35:
+            if twice:
+                raise KeyboardInterrupt
             signal.raise_signal(signal.SIGTERM)
 
-    with pytest.raises(TrainingInterrupted):
+    with pytest.raises(KeyboardInterrupt if twice else TrainingInterrupted):
         model.resume(40, second, progress_bar=False)
-    assert [member._steps for member in model.members] == [40, 35, 30]
+    assert [member._steps for member in model.members] == [40, 30 if twice else 35, 30]
     assert [result.metrics["global_step"] for result in model.resume(40, progress_bar=False)] == [40] * 3
     assert [member.run_dir for member in model.members] == runs
     assert sorted(runs) == sorted(tmp_path.iterdir())

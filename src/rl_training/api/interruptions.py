@@ -20,8 +20,8 @@ def recorded_on_error(
 ) -> Iterator[Callable[[Path], object]]:
     """Yield a function that training calls with each run folder.
 
-    If training raises, `record` is called with the last checkpoint of each seed of `config`, and with those of other
-    members of the population. If it is `complete`, it is not called if one of the seeds has no checkpoint.
+    If training raises, `record` is called with the last checkpoints of the seeds of `config` and of other members
+    of the population. If it needs `complete` results, it is not called if one of the seeds has no checkpoint.
     """
     folders: list[Path] = []
     try:
