@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
 pytest.importorskip("mujoco.batch")
 
+from rl_training import BC, SAC
 from rl_training.environments import batched, mujoco_batch, pool
 from rl_training.environments.batched import BatchedPool
 from rl_training.environments.mujoco_batch import MujocoBatch
 from rl_training.environments.running import Steps
-from rl_training.errors import EnvironmentFailure
+from rl_training.errors import ConfigError, EnvironmentFailure
 from rl_training.experiment.checkpointing import find_checkpoint, read_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.runs.session import Session, TrainResult
@@ -151,6 +154,24 @@ def test_a_state_that_cannot_be_loaded_is_reported(
     assert not is_batched(resumed)
     assert [number for number, *_ in episodes(resumed)] == [one["number"] + 1 for one in before]
     assert {steps for *_, steps in episodes(resumed)} == {1}
+
+
+@pytest.mark.parametrize("offline", [False, True])
+def test_an_evaluation_that_cannot_be_batched_is_refused_before_the_run(offline: bool, tmp_path: Path) -> None:
+    """Online in `eval_env`, offline in the only environment."""
+    options: dict[str, Any] = {"environments": "batched", "output_dir": str(tmp_path), "hidden_sizes": [16]}
+    data: dict[str, Any] = {}
+    if offline:
+        model, message = BC("Pendulum-v1", eval_max_steps=5, **options), "Pendulum-v1 is not"
+        data = {"observations": np.ones((50, 3)), "next_observations": np.ones((50, 3)), "rewards": np.zeros(50)}
+        data |= {"actions": np.zeros((50, 1)), "terminals": np.arange(50) % 10 == 9}
+        data |= {"action_low": -2.0, "action_high": 2.0}
+    else:
+        other = functools.partial(gym.make, "Hopper-v5", reset_noise_scale=0.1)
+        model, message = SAC("Hopper-v5", eval_env=other, learning_starts=5, **options), "make is not"
+    with pytest.raises(ConfigError, match=f"^environments: batched: {message}"):
+        model.learn(20, progress_bar=False, dataset=data or None)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_state_of_another_size_is_reported_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rl_training import SAC
+from rl_training.errors import DivergedError
 from rl_training.experiment.checkpointing import list_checkpoints
+from rl_training.runs.fleet import MembersFailed
 from rl_training.runs.session import Session
 from rl_training.runs.signals import TrainingInterrupted
 from tests.runs import tiny
@@ -66,6 +69,41 @@ def test_a_population_keeps_its_runs(tmp_path: Path) -> None:
     assert [member.run_dir for member in model.members] == sorted(tmp_path.iterdir(), reverse=True)
     results = model.learn(5, progress_bar=False)
     assert [result.metrics["global_step"] for result in results] == [30, 30]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("population", "twice"), [("off", False), ("off", True), (1, True)])
+def test_seeds_one_after_another_all_continue(population: str | int, twice: bool, tmp_path: Path) -> None:
+    """Also if they were interrupted, once or twice, before the last of them was resumed."""
+    config = tiny("sac", tmp_path, seed=None, seeds=[3, 2, 1], population=population, total_timesteps=20)
+    model: Any = SAC(config)
+    model.learn(progress_bar=False)
+    assert [result.metrics["global_step"] for result in model.learn(10, progress_bar=False)] == [30] * 3
+    runs = [member.run_dir for member in model.members]
+
+    def second(session: Session) -> None:
+        if session.config.seed == 2 and session.clock.ticks == 35:
+            if twice:
+                raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt if twice else TrainingInterrupted):
+        model.resume(40, second, progress_bar=False)
+    assert [member._steps for member in model.members] == [40, 30 if twice else 35, 30]
+    assert [result.metrics["global_step"] for result in model.resume(40, progress_bar=False)] == [40] * 3
+    assert [member.run_dir for member in model.members] == runs
+    assert sorted(runs) == sorted(tmp_path.iterdir())
+
+
+def test_a_diverged_seed_keeps_its_place(tmp_path: Path) -> None:
+    def diverge(session: Session) -> None:
+        if session.config.seed == 2 and session.clock.ticks == 15:
+            raise DivergedError("a loss is NaN", first_bad="loss")
+
+    config = tiny("sac", tmp_path, seed=None, seeds=[3, 2, 1], population="off", total_timesteps=20)
+    model: Any = SAC(config.replace(checkpoint_interval=10))
+    with pytest.raises(MembersFailed, match="seed 2"):
+        model.learn(20, diverge, progress_bar=False)
+    assert [result.metrics["global_step"] for result in model.resume(30, progress_bar=False)] == [30, 10, 30]
 
 
 def test_a_model_without_a_checkpoint_is_not_trained(tmp_path: Path) -> None:

@@ -237,6 +237,14 @@ class Wide(Residual):
         return super().forward(x).double()
 
 
+class Twice(nn.Sequential):
+    """One layer in two places; an activation without tensors may be."""
+
+    def __init__(self, in_features: int, out_features: int, hidden_sizes: list[int]) -> None:
+        layer, activation = nn.Linear(in_features, in_features), nn.Tanh()
+        super().__init__(layer, activation, layer, activation, nn.Linear(in_features, out_features))
+
+
 class Typed(Residual):
     def __init__(self, *shape: Any) -> None:
         super().__init__(*shape)
@@ -275,6 +283,7 @@ WRONG: dict[str, tuple[Callable[..., Any], str]] = {
     "rows": (Averaged, r"computes another output for the same row"),
     "branch": (Branching, r"cannot be computed for several networks at once: RuntimeError: .*data-dependent"),
     "unused": (Unused, r"has a parameter spare.weight that does not affect its output; remove it$"),
+    "twice": (Twice, r"has one layer under two names, 0 and 2; use 0 twice$"),
     "output dtype": (Wide, r"maps a torch.float32 input to torch.float64; all must be float32$"),
     "dtype": (Typed, r"has a tensor index of torch.int64; all must be float32$"),
 }

@@ -35,6 +35,7 @@ from rl_training.runs import fleet as size
 from rl_training.runs.callbacks import Callback
 from rl_training.runs.fleet import MembersFailed
 from rl_training.runs.session import Session, TrainResult
+from rl_training.runs.signals import TrainingInterrupted
 from rl_training.runtime.populations import members_of, signature, structure, train_population
 from rl_training.runtime.resume import resume_population as resume_all
 from rl_training.seeding import TRAINING, episode_seed
@@ -699,6 +700,27 @@ def test_models_with_seeds(tmp_path: Path) -> None:
     assert [result.run_dir for result in more] == [result.run_dir for result in first]
     assert [result.metrics["global_step"] for result in more] == [50, 50]
     assert [member.config.seed for member in model.members] == [0, 1]
+
+
+def test_a_member_that_learns_takes_the_others_along(tmp_path: Path) -> None:
+    """Before, the others and the population continued from earlier checkpoints, in a new folder."""
+    settings = brief("sac") | {"keep_checkpoints": 1}
+    model = SAC("Pendulum-v1", seeds=[4, 2], output_dir=tmp_path, device="cpu", **settings)
+    model.learn(20, progress_bar=False)
+    first, second = model.members
+    before = second.predict([0.1, 0.2, 0.3])
+    first.learn(10, progress_bar=False)
+    folders = sorted(tmp_path.iterdir())
+    assert second.predict([0.1, 0.2, 0.3]) != before
+    assert second.evaluate(1)["lengths"] == [200]
+    with pytest.raises(TrainingInterrupted):
+        second.resume(50, callbacks=At(2, 31, send(signal.SIGINT)), progress_bar=False)
+    assert [repr(one).partition(": trained ")[2][:8] for one in (first, second, model)] == ["31 steps"] * 3
+    results = model.learn(10, progress_bar=False)
+    assert [result.metrics["global_step"] for result in results] == [41, 41]
+    assert sorted(tmp_path.iterdir()) == folders
+    assert model.members == [first, second]
+    assert [one.checkpoint_path for one in model.members] == [result.checkpoint_path for result in results]
 
 
 def diverge(session: Session) -> None:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from rl_training.data.transitions import TransitionBatch
+from rl_training.environments.user_environments import TensorEnvMaker, UserEnvironments
 from rl_training.errors import ConfigError
 from rl_training.experience.moments import RunningReturns
 from rl_training.experiment.checkpointing import read_checkpoint
 from rl_training.runtime.populations import train_population
 from rl_training.runtime.workflows import resume_training
-from tests.runs import ONLINE, mostly_slow, replay_rows, tiny, train
+from tests.runs import ONLINE, interrupted, mostly_slow, replay_rows, run_record, tiny, train
 from tests.test_exact_resume import assert_exact, eventful
 from tests.test_tensor_env import Counter, collector_of
 
@@ -80,6 +82,24 @@ def test_a_resumed_run_is_exact(algo: str, tmp_path: Path) -> None:
     checkpoint = assert_exact(eventful(algo, tmp_path, num_envs=2, kwargs=SCALED), 40).checkpoint_path
     scale = read_checkpoint(checkpoint).tensors["networks"]["rewards.scale"]
     assert 0.0 < float(scale) < 1.0
+
+
+@pytest.mark.parametrize("world", ["Pendulum-v1", "InvertedPendulum-v5", "Counter"])
+def test_a_return_starts_at_0_in_an_episode_that_a_resumed_run_begins(world: str, tmp_path: Path) -> None:
+    """Of environments that replay no episode, that load no state, and that have none."""
+    given, fields = UserEnvironments(), dict[str, Any]()
+    if world == "Counter":
+        given = UserEnvironments(TensorEnvMaker(world, Counter(), single_instance=True))
+        fields = {"given_envs": ["env_id"]}
+    config = tiny("sac", tmp_path, env_id=world, num_envs=4, checkpoint_interval=20, kwargs=SCALED, **fields)
+    run = interrupted(config.replace(total_timesteps=24), 20, given=given)
+    changes = {"Pendulum-v1": {"env_kwargs": {"g": 5.0}}, "InvertedPendulum-v5": {"environments": "local"}}
+    end = resume_training(run, given=given, quiet=True, changes=changes.get(world))
+    assert run_record(run)["exact_resume"] is False
+    last = read_checkpoint(end.checkpoint_path)
+    current, rewards = last.tensors["collector"]["scaling.current"], replay_rows(last)[-4:, -2].double()
+    assert current.any()
+    torch.testing.assert_close(current, torch.where(current == 0, 0.0, rewards))  # 0 where the episode has ended
 
 
 def test_in_a_tensor_environment(tmp_path: Path) -> None:

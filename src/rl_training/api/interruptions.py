@@ -16,11 +16,12 @@ from rl_training.runtime.loading import open_checkpoint
 
 @contextmanager
 def recorded_on_error(
-    record: Callable[[Sequence[TrainResult]], object], config: TrainConfig
+    record: Callable[[Sequence[TrainResult]], object], config: TrainConfig, *, complete: bool = True
 ) -> Iterator[Callable[[Path], object]]:
     """Yield a function that training calls with each run folder.
 
-    If training raises, `record` is called with the last checkpoint of each seed of `config`, unless one is missing.
+    If training raises, `record` is called with the last checkpoints of the seeds of `config` and of other members
+    of the population. If it needs `complete` results, it is not called if one of the seeds has no checkpoint.
     """
     folders: list[Path] = []
     try:
@@ -32,8 +33,9 @@ def recorded_on_error(
                 checkpoint = open_checkpoint(folder)
                 result = TrainResult(folder, checkpoint.path, {"global_step": steps_made(checkpoint)})
                 saved[config_of(checkpoint).seed] = result
-        if all(seed in saved for seed in seeds):
-            record([saved[seed] for seed in seeds])
+        if saved and (not complete or all(seed in saved for seed in seeds)):
+            own = [saved.pop(seed) for seed in seeds if seed in saved]
+            record(own + list(saved.values()))
             if isinstance(error, TrainingInterrupted):
                 error.args = (f"{error}; in Python: model.resume()",)
         raise

@@ -136,8 +136,9 @@ class ManagedAlgorithm(Generic[Seeds]):
         self._dataset: TransitionDataset | None = None
         self._loaded: loading.LoadedPolicy | None = None
         self._values: loading.LoadedValues | None = None
-        # One model per seed, after a population was trained.
+        # One model per seed, after a population was trained, and the population of such a model.
         self.members: list[ManagedAlgorithm] = []
+        self._population: ManagedAlgorithm[Any] | None = None
 
     @classmethod
     def _configure(cls, settings: dict[str, Any], env: Any) -> TrainConfig:
@@ -180,7 +181,7 @@ class ManagedAlgorithm(Generic[Seeds]):
             if run_suffix is not None:
                 raise ConfigError(f"run_suffix: {type(self).__name__} continues in its folder; create a new model")
             return self.resume(  # type: ignore[arg-type]
-                self._made + steps, callbacks, progress_bar, dataset=dataset, loggers=loggers
+                self._steps + steps, callbacks, progress_bar, dataset=dataset, loggers=loggers
             )
         watching, config = as_callbacks(callbacks), self.config.replace(total_timesteps=steps)
         options = RunOptions(quiet=not progress_bar, loggers=as_loggers(loggers))
@@ -209,8 +210,6 @@ class ManagedAlgorithm(Generic[Seeds]):
         if they were given as objects and this model was loaded.
         """
         path, watching = self._checkpoint(), as_callbacks(callbacks)
-        if self.config.seeds is not None:  # a member may have continued all of them
-            path = folder_of(path)
         self._replace_environments(env, eval_env)
         changes = self._environments() | ({} if total_timesteps is None else {"total_timesteps": total_timesteps})
         self.config, data = resolve_data(dataset, self.config.replace(**changes), self._given)
@@ -218,10 +217,13 @@ class ManagedAlgorithm(Generic[Seeds]):
         run: dict[str, Any] = {"callbacks": watching, "dataset": self._dataset, "given": self._given}
         if dataset is not None and data is None:  # the run has settings that it decided when it started
             run["overrides"] = naming_file(self.config)
-        with recorded_on_error(self._record_results, self.config) as run["opened"]:
-            results = ExperimentManager().resume_all(
-                path, changes=changes, loggers=as_loggers(loggers), quiet=not progress_bar, **run
-            )
+        run |= {"changes": changes, "loggers": as_loggers(loggers), "quiet": not progress_bar}
+        manager, complete = ExperimentManager(), not self.members  # a member that was not resumed has a checkpoint
+        with recorded_on_error(self._record_results, self.config, complete=complete) as run["opened"]:
+            if self.members and self.config.population == "off":
+                results = manager.resume_each([member._checkpoint() for member in self.members], **run)
+            else:
+                results = manager.resume_all(path, **run)
         return self._record_results(results)
 
     @with_argument_hints
@@ -358,11 +360,6 @@ class ManagedAlgorithm(Generic[Seeds]):
         self._given = UserEnvironments(makers["env_id"], makers["eval_env"], own)
         self._given.require_apart()
 
-    @property
-    def _made(self) -> int:
-        """Steps of this run, or of the longest member, which may have continued since this model was trained."""
-        return max([self._steps, *(member._steps for member in self.members)])
-
     def _environments(self) -> dict[str, Any]:
         return {key: value for key, value in self.config.to_dict().items() if key in _ENV_KEYS}
 
@@ -371,13 +368,30 @@ class ManagedAlgorithm(Generic[Seeds]):
         if self.config.seeds is not None:
             results = self._with_left_out(results)
             self.members = [self._member(seed, result) for seed, result in zip(self.config.seeds, results)]
-            self._steps = max(member._steps for member in self.members)
-            self.checkpoint_path = self.members[0].checkpoint_path
+            self._follow_members()
             return list(results)
         result = next((one for one in results if one.run_dir == self.run_dir), results[0])
+        self._take(result)
+        if self._population is not None:
+            self._population._take_members(results)
+        return result
+
+    def _take(self, result: TrainResult) -> None:
+        """Continue from the checkpoint of `result`."""
         self.checkpoint_path, self._loaded, self._values = result.checkpoint_path, None, None
         self._steps = int(result.metrics["global_step"])
-        return result
+
+    def _take_members(self, results: Sequence[TrainResult]) -> None:
+        """Let the members continue from those of `results` that are theirs: one of them has resumed the others."""
+        found = {result.run_dir: result for result in results}
+        for member in self.members:
+            if member.run_dir in found:
+                member._take(found[member.run_dir])
+        self._follow_members()
+
+    def _follow_members(self) -> None:
+        self._steps = max(member._steps for member in self.members)
+        self.checkpoint_path = self.members[0].checkpoint_path
 
     def _with_left_out(self, results: Sequence[TrainResult]) -> list[TrainResult]:
         """`results` in the order of the seeds, with the last checkpoints of members that were not resumed."""
@@ -390,9 +404,13 @@ class ManagedAlgorithm(Generic[Seeds]):
         return [found.get(one.run_dir, one) for one in before] or list(results)
 
     def _member(self, seed: int, result: TrainResult) -> ManagedAlgorithm:
-        member: ManagedAlgorithm[Any] = type(self)(self.config.replace(seed=seed, seeds=None))
-        member._given, member._dataset = self._given, self._dataset
-        member._record_results([result])
+        """The model of this result: the present one of its run, or a new one."""
+        config = self.config.replace(seed=seed, seeds=None)
+        known: dict[Path | None, ManagedAlgorithm[Any]] = {one.run_dir: one for one in self.members}
+        member: ManagedAlgorithm[Any] = known.get(result.run_dir) or type(self)(config)
+        member.config = config
+        member._given, member._dataset, member._population = self._given, self._dataset, self
+        member._take(result)
         return member
 
     def _checkpoint(self, method: str | None = None) -> Path:

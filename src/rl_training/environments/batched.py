@@ -26,6 +26,13 @@ def can_batch(config: TrainConfig, given: UserEnvironments | None) -> bool:
     return named and not config.wrappers and supports(config.env_id, config.env_kwargs)
 
 
+def require_batched(config: TrainConfig, given: UserEnvironments | None) -> None:
+    """Raise if the configured environment cannot be batched."""
+    if not can_batch(config, given):
+        cause = "wrappers are applied to one environment at a time" if config.wrappers else _cause(config)
+        raise ConfigError.of("environments", f"batched: {cause}; set environments to auto")
+
+
 def _cause(config: TrainConfig) -> str:
     if batch_class() is None:
         return "this installation has no mujoco.batch, which needs mujoco 3.17 or later"
@@ -39,9 +46,7 @@ class BatchedPool(Pool):
     def __init__(
         self, config: TrainConfig, *, purpose: int = TRAINING, given: UserEnvironments | None = None
     ) -> None:
-        if not can_batch(config, given):
-            cause = "wrappers are applied to one environment at a time" if config.wrappers else _cause(config)
-            raise ConfigError.of("environments", f"batched: {cause}; set environments to auto")
+        require_batched(config, given)
         assert config.seed is not None
         assert config.env_id is not None
         super().__init__(config.seed, purpose, config.num_envs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -98,6 +98,12 @@ class Experience(ABC):
             assert self.learner.reward_scale is not None
             self.scaling.add(rewards, ended)
             self.learner.reward_scale.scale.fill_(self.scaling.scale)
+
+    def _cut(self, environments: Sequence[int]) -> None:
+        """End the running episodes of `environments`, which are reset before they are over."""
+        self.buffer.cut(environments)
+        if self.scaling is not None:
+            self.scaling.cut(environments)
 
     def _raise_bad_action(self) -> NoReturn:
         """Raise `DivergedError` for an action that is not finite."""

@@ -196,7 +196,7 @@ class Collector(Experience):
         if self.envs.load(episodes, saved):
             self.obs = obs
             return []
-        self.buffer.cut(range(self.width))
+        self._cut(range(self.width))
         self.start()
         return ["running episodes are the state of batched environments, which these cannot load: all were reset"]
 
@@ -209,7 +209,7 @@ class Collector(Experience):
             if reached is None or not np.array_equal(reached, obs[i]):
                 cause = too_long(episode.steps) if reached is None else "did not replay its episode exactly"
                 problems.append(f"environment {i} {cause} and was reset")
-                self.buffer.cut([i])
+                self._cut([i])
                 obs[i] = self._reset([i])[0]
                 self._count(obs[i : i + 1])
         return problems

@@ -8,7 +8,7 @@ with the current statistics when they are drawn.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -117,6 +117,10 @@ class RunningReturns:
         else:
             self._largest[...] = max(self._largest, np.abs(self._current).max())
             self._current[ended] = 0.0
+
+    def cut(self, environments: Sequence[int]) -> None:
+        """Start new episodes in `environments`, whose last ones were not over."""
+        self._current[list(environments)] = 0.0
 
     @property
     def scale(self) -> float | Tensor:

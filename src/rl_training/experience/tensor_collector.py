@@ -252,7 +252,7 @@ class TensorCollector(Experience):
         if state and self._saves_env:
             self.env.load_state_dict(state)  # type: ignore[attr-defined]
             return problems
-        self.buffer.cut(range(self.width))
+        self._cut(range(self.width))
         self._reset(seeding.episode_seed(self.seed, seeding.TRAINING, 0, self.steps))
         return [*problems, f"{type(self.env).__name__} cannot restore its state; all of its episodes were reset"]
 

@@ -12,7 +12,7 @@ from rl_training.experiment.config import TrainConfig, load_config
 from rl_training.experiment.registry import AlgorithmSpec, list_algorithm_specs, resolve, setting_names, spec_of
 from rl_training.runs.session import TrainResult
 from rl_training.runtime.populations import members_of, train_population
-from rl_training.runtime.resume import resume_population, resume_training
+from rl_training.runtime.resume import resume_each, resume_population, resume_training
 from rl_training.runtime.workflows import evaluate_checkpoint
 
 
@@ -61,6 +61,10 @@ class ExperimentManager:
     def resume_all(self, path: str | Path, **options: Any) -> list[TrainResult]:
         """Resume a run and, if it is a member of a population, the others; see `runtime.resume`."""
         return resume_population(path, **options)
+
+    def resume_each(self, paths: Sequence[Path], **options: Any) -> list[TrainResult]:
+        """Resume several runs one after another; see `runtime.resume`."""
+        return resume_each(paths, **options)
 
     def evaluate(self, path: str | Path, num_episodes: int | None = None, **options: Any) -> dict[str, float]:
         """Evaluate a checkpoint; see `evaluate_checkpoint`."""

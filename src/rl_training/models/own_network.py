@@ -87,8 +87,17 @@ class OwnEnsemble(EnsembleNetwork):
                 if not torch.equal(buffer, before[name]):
                     raise self._refused(f"changes its buffer {name}, as BatchNorm does; networks must not")
 
+    def _require_one_name(self, module: nn.Module) -> None:
+        """Raise if a layer with tensors has two names: torch would not restore its tensors after a call."""
+        names: dict[int, str] = {}
+        for name, layer in module.named_modules(remove_duplicate=False):
+            first = names.setdefault(id(layer), name)
+            if first != name and next(_named_tensors(layer), None) is not None:
+                raise self._refused(f"has one layer under two names, {first} and {name}; use {first} twice")
+
     def _stacked(self, modules: Sequence[nn.Module]) -> nn.Module:
         """The first module with the tensors of all; parameters without gradients become buffers."""
+        self._require_one_name(modules[0])
         each = [dict(_named_tensors(module, tied=True)) for module in modules]
         shapes = [{name: tensor.shape for name, tensor in own.items()} for own in each]
         if any(other != shapes[0] for other in shapes):

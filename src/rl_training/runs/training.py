@@ -17,6 +17,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import NamedTuple
 
 from rl_training.display.progress import Progress
+from rl_training.environments.batched import require_batched
 from rl_training.environments.making import spaces_of
 from rl_training.environments.playing import Evaluator
 from rl_training.environments.tensor_playing import make_evaluator
@@ -296,6 +297,8 @@ def _evaluator(regime: Regime) -> Evaluator | None:
         other = spaces_of(evaluator.config, given=evaluator.given)
         if difference := other.difference(regime.spaces, "it has", "the run trains on"):
             raise ConfigError.of("eval_env", f"{config.eval_env} does not fit the run's spaces ({difference})")
+    if config.environments == "batched" and config.eval_episodes > 0 and not evaluator.on_device:
+        require_batched(evaluator.config, evaluator.given)
     return evaluator
 
 

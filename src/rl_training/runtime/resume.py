@@ -83,6 +83,28 @@ def resume_population(
     return train(runs, turns)
 
 
+def resume_each(
+    paths: Sequence[Path],
+    *,
+    callbacks: Sequence[Callback] | None = None,
+    loggers: Sequence[Logger] = (),
+    quiet: bool = False,
+    **others: Any,
+) -> list[TrainResult]:
+    """Resume the runs of `population: off` one after another, except those that have diverged.
+
+    `others` are arguments of `resumed_run`.
+    """
+    left = [path for path in paths if read_run_record(_home_of(path))["status"] != "diverged"]
+    shared: dict[str, Any] = {}
+    runs = []
+    for path in left or paths:
+        options = RunOptions(quiet=quiet, loggers=copied(loggers, "loggers"))
+        own = copied(callbacks or (), "callbacks")
+        runs.append(resumed_run(path, options=options, callbacks=own, shared=shared, **others))
+    return train(runs)
+
+
 def _in_order(
     turns: Sequence[Sequence[ResumePoint]], homes: Sequence[Path]
 ) -> tuple[list[ResumePoint], list[list[int]]]:
