@@ -296,7 +296,7 @@ def test_only_a_tuning_leaves_out_configurations_with_fewer_seeds() -> None:
         for name, values in {"few": [5.0, 7.0], "many": [1.0, 1.0, 4.0]}.items()
         for seed, value in enumerate(values)
     ]
-    groups, scores = _scored(records, "return", "mean", tuned=False)
+    groups, scores = _scored(records, "return", "mean", frozenset())
     assert (set(groups), scores) == ({"few", "many"}, {"few": 6.0, "many": 2.0})
-    groups, scores = _scored(records, "return", "mean", tuned=True)
+    groups, scores = _scored(records, "return", "mean", frozenset({2}))
     assert (set(groups), scores) == ({"many"}, {"many": 4.0})
