@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -43,6 +44,13 @@ def resolve_data(
     config = config.replace(algo_kwargs={**kept, "dataset_kind": kind, key: os.fspath(given)})
     resolve(config)
     return config, None
+
+
+def naming_file(config: TrainConfig) -> list[str]:
+    """The settings that name the data of `config`, and replace those that named other data, as overrides."""
+    named = {key: value for key, value in config.algo_kwargs.items() if key in _DATA_KEYS}
+    values = {"dataset_path": None, "dataset_id": None, "datasets": [], **named}
+    return [f"algo_kwargs.{key}={json.dumps(value)}" for key, value in values.items()]
 
 
 def _from_mapping(

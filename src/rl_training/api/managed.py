@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from typing_extensions import TypeVar
 
-from rl_training.api.data import Data, resolve_data
+from rl_training.api.data import Data, naming_file, resolve_data
 from rl_training.api.describing import LazyAttribute, documented, managed_class, signature_of
 from rl_training.api.hints import attribute_hint, require_known, with_argument_hints
 from rl_training.api.interruptions import recorded_on_error
@@ -213,9 +213,9 @@ class ManagedAlgorithm(Generic[Seeds]):
         changes = self._environments() | ({} if total_timesteps is None else {"total_timesteps": total_timesteps})
         self.config, data = resolve_data(dataset, self.config.replace(**changes), self._given)
         self._dataset = self._dataset if dataset is None else data
-        if dataset is not None and data is None:
-            changes["algo_kwargs"] = self.config.algo_kwargs
         run: dict[str, Any] = {"callbacks": watching, "dataset": self._dataset, "given": self._given}
+        if dataset is not None and data is None:  # the run has settings that it decided when it started
+            run["overrides"] = naming_file(self.config)
         with recorded_on_error(self._record_results, self.config) as run["opened"]:
             results = ExperimentManager().resume_all(
                 path, changes=changes, loggers=as_loggers(loggers), quiet=not progress_bar, **run
