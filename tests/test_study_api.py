@@ -146,6 +146,7 @@ def test_an_environment_with_other_arguments_is_another_one(tmp_path: Path) -> N
     [
         ("wrappers", [{"TimeLimit": {"max_episode_steps": 9}}], '[{"TimeLimit": {"max_episode_steps": 9}}]'),
         ("eval_env", "CartPole-v0", '"CartPole-v0"'),
+        ("eval_max_steps", 100, "100"),
     ],
 )
 def test_other_wrappers_are_not_compared(setting: str, value: object, other: str, tmp_path: Path) -> None:
@@ -246,6 +247,23 @@ def test_time_left_is_known_from_what_is_done(tmp_path: Path) -> None:
     assert made.status().seconds_left == pytest.approx(took)
 
 
+def test_updates_before_the_first_step_are_not_steps_of_a_running_trial(tmp_path: Path) -> None:
+    made = study_in(tmp_path, seeds=[0])
+    (trial,) = made.plan().trials
+    home = made.folder / "runs" / trial.name
+    home.mkdir(parents=True)
+    lines = [
+        "step,time,schema,time/total_timesteps,eval/mean_reward",
+        "300,1,2,0.0,",
+        "320,2,2,20.0,",
+        "340,3,2,,7.0",
+    ]
+    for rows, step in ((2, 0), (3, 20), (4, 40)):
+        (home / "metrics.csv").write_text("\n".join(lines[:rows]) + "\n")
+        assert made.status().trials[0].step == step
+    assert made.status().trials[0].eval_return == 7.0
+
+
 def test_status_is_shown_again_until_the_study_is_over(study: Study) -> None:
     once = command("status", study.folder).stdout
     assert command("status", study.folder, "--watch", "0.1").stdout == once  # it is over
@@ -306,7 +324,7 @@ def test_only_a_tuning_leaves_out_configurations_with_fewer_seeds() -> None:
         for name, values in {"few": [5.0, 7.0], "many": [1.0, 1.0, 4.0]}.items()
         for seed, value in enumerate(values)
     ]
-    groups, scores = _scored(records, "return", "mean", tuned=False)
+    groups, scores = _scored(records, "return", "mean", frozenset())
     assert (set(groups), scores) == ({"few", "many"}, {"few": 6.0, "many": 2.0})
-    groups, scores = _scored(records, "return", "mean", tuned=True)
+    groups, scores = _scored(records, "return", "mean", frozenset({2}))
     assert (set(groups), scores) == ({"many"}, {"many": 4.0})

@@ -27,6 +27,15 @@ def test_the_last_three_checkpoints_of_each_seed_count() -> None:
     assert "| scene | fql | – | 0 | – | – | 76 ± 9 |" in text
 
 
+def test_a_run_that_trained_further_counts_with_its_newest_measurement_alone() -> None:
+    about = {"date": "d", "machine": "m", "versions": {}, "episodes": 50, "algo": "iql", "seed": 0}
+    about["env"] = "ogbench/cube-single-play-singletask-task2-v0"
+    scores = ((70, {}, 0.0), (100, {"last": 100}, 0.0), (190, {"last": 200}, 0.7), (200, {"last": 200}, 0.9))
+    entries = {str(step): about | {"updates": step, "success": score} | last for step, last, score in scores}
+    (text,) = success.sections(entries).values()
+    assert "| cube-single | iql | 200 | 1 | 80 | 80 | 85 ± 8 |" in text
+
+
 def test_a_packed_study_has_the_last_policy_of_each_run(tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text(
         "algo: sac\nenv_id: Pendulum-v1\ntotal_timesteps: 8\ncheckpoint_interval: 4\ndevice: cpu\n",

@@ -241,6 +241,19 @@ def test_the_best_of_its_study_is_compared_by_the_fresh_seeds(
     assert best.incomplete == []
 
 
+def test_the_best_of_its_study_is_compared_by_the_fresh_seeds_if_every_trial_is_confirmed(
+    tmp_path: Path, instant: list[tuple[float, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    returns = {(1e-5, False): 0.0, (1e-5, True): 5.0, (1e-3, False): 9.0, (1e-3, True): 4.0}
+    monkeypatch.setitem(globals(), "reached", lambda of: returns[of.algo_kwargs["learning_rate"], of.seed > 9])
+    confirm = {"best": 2, "seeds": [100, 101]}
+    tuning = instantly(tmp_path, space={"learning_rate": [1e-5, 1e-3]}, confirm=confirm)
+    result = tuning.run()
+    assert sorted(one.confirmed.value for one in result.trials if one.confirmed) == [4.0, 5.0]
+    best = Study(tuning.folder).best()
+    assert (best.settings, best.score) == (result.best.settings, 5.0)
+
+
 def test_with_workers_trials_are_asked_together(
     tmp_path: Path, instant: list[tuple[float, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -24,6 +25,7 @@ import rl_training
 from benchmarks import report
 from benchmarks.report import Entry, Results, Sections, table
 from rl_training.experiment.checkpointing import list_checkpoints
+from rl_training.experiment.retention import step_of
 from rl_training.memory import available_cores
 from rl_training.study.packing import LAST as PACKED
 from rl_training.study.packing import unpack_study
@@ -64,16 +66,28 @@ def measure(study: Path, options: argparse.Namespace) -> Iterable[tuple[str, Ent
     look = partial(evaluate, episodes=options.episodes)
     with ProcessPoolExecutor(options.processes, multiprocessing.get_context("spawn")) as pool:
         for place, success in zip(places, pool.map(look, places)):
-            record = record_of(place.parents[1])
+            record, newest = record_of(place.parents[1]), list_checkpoints(place.parent)[-1]
             entry = {"env": record["env_id"], "algo": record["algo"], "seed": record["seed"], "success": success,
-                     "updates": int(place.name.rpartition("_")[2]), "episodes": options.episodes}  # fmt: skip
+                     "updates": step_of(place), "last": step_of(newest), "episodes": options.episodes}  # fmt: skip
             key = "/".join(str(entry[name]) for name in ("env", "algo", "updates", "seed"))
             yield key, report.stamp("cpu") | entry
 
 
+def _newest(entries: Iterable[Entry]) -> list[Entry]:
+    """The entries of the newest measurement of each run; earlier ones were made before it trained further."""
+    runs: dict[tuple[Any, ...], list[Entry]] = {}
+    for one in entries:
+        runs.setdefault((one["env"], one["algo"], one["seed"]), []).append(one)
+    found = []
+    for of_run in runs.values():
+        newest = max(of_run, key=lambda one: one["updates"])
+        found += [one for one in of_run if one.get("last") == newest.get("last")]
+    return found
+
+
 def sections(entries: dict[str, Entry]) -> Sections:
     groups: dict[tuple[str, str], dict[int, dict[int, float]]] = {}
-    for one in entries.values():
+    for one in _newest(entries.values()):
         task = one["env"].removeprefix("ogbench/").partition("-play")[0]
         groups.setdefault((task, one["algo"]), {}).setdefault(one["seed"], {})[one["updates"]] = one["success"]
     rows = []

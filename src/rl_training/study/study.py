@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from rl_training.errors import ConfigError, RLTrainingError, nearest, one_line
 from rl_training.experiment.metric_names import METRICS, less_is_better
 from rl_training.settings import at_home
-from rl_training.study.plan import TUNING, Plan, read_plan
+from rl_training.study.plan import Plan, read_plan
 from rl_training.study.status import StudyStatus, TrialStatus, read_status
 from rl_training.study.trials import FULL_DISK, NEVER_RETRIED, home_of, reopen_failed, require_data
 
@@ -217,7 +217,7 @@ class Study:
             raise ConfigError(f"best: less {metric} is better; pass lowest=True")
         records = _of_task(self.frame(), task, "best")
         metric = {one.tag: one.name for one in METRICS if one.tag}.get(metric, metric)
-        groups, scores = _scored(records, metric, by, tuned=self._is_tuning)
+        groups, scores = _scored(records, metric, by, self._fresh_seeds())
         if not scores:
             known = {name for record in records for name in record["metrics"]}
             hint = "" if metric in known else nearest(metric, known)
@@ -226,9 +226,12 @@ class Study:
         missing = [group[0]["settings"] for key, group in groups.items() if key not in scores]
         return Best(groups[found][0]["settings"], scores[found], groups[found], missing)
 
-    @property
-    def _is_tuning(self) -> bool:
-        return (self.folder / TUNING).is_file()
+    def _fresh_seeds(self) -> frozenset[int]:
+        """The seeds on which a tuning confirms its best configurations; empty if this study is not a tuning."""
+        from rl_training.study.tuning_record import read_record
+
+        record = read_record(self.folder, self.folder.name)
+        return frozenset(() if record is None else record.confirm_seeds)
 
     def select(self, by: Literal["fqe", "return"] = "fqe", *, task: str | None = None, **options: Any) -> Selection:
         """Select one of the trials that are done, and its newest checkpoint.
@@ -260,7 +263,7 @@ class Study:
         left_out = [record["trial"] for record in records if record["status"] != "done"]
         if by == "fqe":
             return by_fqe(candidates, left_out, **options)
-        groups, scores = _scored(records, RETURN, "iqm", tuned=self._is_tuning)
+        groups, scores = _scored(records, RETURN, "iqm", self._fresh_seeds())
         found = by_return(
             candidates, left_out, {one["trial"]: score for key, score in scores.items() for one in groups[key]}
         )
@@ -278,7 +281,8 @@ class Study:
 def _of_task(records: list[dict[str, Any]], task: str | None, caller: str) -> list[dict[str, Any]]:
     """The records of `task`, a file or an environment; None if the study has one file and one environment.
 
-    An environment with `env_kwargs`, `wrappers` or an `eval_env` is another one, named as the error lists it.
+    An environment with `env_kwargs`, `wrappers`, an `eval_env` or `eval_max_steps` is another one, named as the
+    error lists it.
     """
     exact = [record for record in records if task is not None and task == _environment(record)]
     found = exact or [record for record in records if task in (None, record["task"], record["env_id"])]
@@ -293,27 +297,24 @@ def _of_task(records: list[dict[str, Any]], task: str | None, caller: str) -> li
 
 
 def _environment(record: dict[str, Any]) -> str | None:
-    values = [value for name in ("env_kwargs", "wrappers", "eval_env") if (value := record.get(name))]
+    names = ("env_kwargs", "wrappers", "eval_env", "eval_max_steps")
+    values = [value for name in names if (value := record.get(name))]
     words = [json.dumps(value, sort_keys=True, default=str) for value in values]
     return " ".join([record["env_id"] or "no environment", *words]) if words else record["env_id"]
 
 
 def _scored(
-    records: Sequence[dict[str, Any]], metric: str, by: By, *, tuned: bool
+    records: Sequence[dict[str, Any]], metric: str, by: By, fresh: frozenset[int]
 ) -> tuple[dict[str, list[dict[str, Any]]], dict[str, float]]:
     """The records of each configuration, and the scores of those whose trials are all done and have the metric.
 
-    If they are `tuned`, configurations that the tuning has not confirmed, which lack the fresh seeds, are left out,
-    and the others are compared by the fresh seeds.
+    If a tuning has confirmed some on `fresh` seeds, the others are left out, and these are compared by those seeds.
     """
     groups: dict[str, list[dict[str, Any]]] = {}
     for record in records:
         groups.setdefault(record["hash"], []).append(record)
-    seeds = {key: frozenset(record["seed"] for record in group) for key, group in groups.items()}
-    most, shared = frozenset.union(*seeds.values()), frozenset.intersection(*seeds.values())
-    fresh = most - shared if tuned else frozenset()
-    if fresh:
-        groups = {key: group for key, group in groups.items() if seeds[key] == most}
+    fresh &= {record["seed"] for record in records}  # none if the confirmation has not been planned
+    groups = {key: group for key, group in groups.items() if fresh <= {record["seed"] for record in group}}
     values = {key: {one["seed"]: one["metrics"].get(metric) for one in group} for key, group in groups.items()}
     complete = {key: some for key, some in values.items() if None not in some.values()}
     return groups, {
