@@ -211,7 +211,7 @@ def test_the_update_equals_an_independent_one() -> None:
 def test_same_updates_as_sb3_contrib(case: Case) -> None:
     pytest.importorskip("sb3_contrib")
     found, seen, _ = differences(case, argparse.Namespace())
-    assert found.largest < 1e-11  # measured: 3e-14
+    assert found.largest < 1e-11  # measured: 2e-13
     assert seen.keys() == set(case.mistakes)
     assert min(seen.values()) > MISTAKE, seen
 

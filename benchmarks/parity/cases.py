@@ -59,7 +59,7 @@ def fqe_model(num_actions: int = 0) -> MLPFQEModel:
 
 
 def crossq_model(batches: int, activation: Activation = "tanh") -> MLPCrossQModel:
-    """A model whose norms have seen this many batches.
+    """A model whose norms have seen this many batches; one running mean is so wrong that d is clipped.
 
     Two things would enlarge rounding to 1e-10. If a ReLU is positive for a whole batch, the gradient of its bias is
     rounding, because a norm follows, and Adam divides it by its size. With large actions, 1 - a^2 has few digits.
@@ -69,6 +69,8 @@ def crossq_model(batches: int, activation: Activation = "tanh") -> MLPCrossQMode
     for name, tensor in model.named_buffers():
         if name.endswith(".batches"):
             tensor.fill_(batches)
+        elif name.endswith("norms.0.mean"):
+            tensor[..., 0] = 7.0
     return model
 
 
