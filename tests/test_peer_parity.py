@@ -13,8 +13,6 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
-import gymnasium as gym
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -43,6 +41,7 @@ from benchmarks.parity.lockstep import (
     random_batches,
     widened,
 )
+from benchmarks.parity.sb3_agents import agent_of, train_on
 from rl_training.algorithms import DDPG, DQN, SAC, TD3, TQC, Learner
 from rl_training.data.transitions import TransitionBatch
 from rl_training.models import MLPDDPGModel, MLPQNetwork, MLPSACModel, MLPTD3Model, MLPTQCModel
@@ -61,50 +60,6 @@ def _float64() -> Iterator[None]:
         yield
 
 
-class Still(gym.Env[Any, Any]):
-    """An environment with spaces only, which the peers need to be constructed."""
-
-    observation_space = gym.spaces.Box(-np.inf, np.inf, (OBS,), np.float32)
-
-    def __init__(self, discrete: bool) -> None:
-        self.action_space = (
-            gym.spaces.Discrete(CHOICES) if discrete else gym.spaces.Box(-1.0, 1.0, (ACTIONS,), np.float32)
-        )
-
-
-def agent_of(algorithm: Callable[..., Any], **settings: Any) -> Any:
-    """Their agent, without a logger's output."""
-    policy = {"net_arch": SIZES} | settings.pop("policy_kwargs", {})
-    agent = algorithm(
-        "MlpPolicy",
-        Still(algorithm is sb3.DQN),
-        learning_rate=LEARNING_RATE,
-        device="cpu",
-        buffer_size=1,
-        policy_kwargs=policy,
-        **settings,
-    )
-    agent.set_logger(sb3.common.logger.Logger(None, []))
-    return agent
-
-
-def train_on(agent: Any, batch: TransitionBatch) -> Losses:
-    """Make one gradient step on `batch` instead of a sampled one; return the logged values."""
-    samples = sb3.common.type_aliases.ReplayBufferSamples(
-        observations=batch.obs,
-        actions=batch.actions.reshape(BATCH, -1),
-        next_observations=batch.next_obs,
-        dones=batch.dones[:, None],
-        rewards=batch.rewards[:, None],
-    )
-    agent.replay_buffer.sample = lambda *_args, **_kwargs: samples
-    agent.logger.name_to_value.clear()
-    agent.train(gradient_steps=1, batch_size=BATCH)
-    names = {"loss": "loss", "critic_loss": "critic_loss", "actor_loss": "actor_loss", "ent_coef": "alpha"}
-    logged = {theirs.removeprefix("train/"): float(value) for theirs, value in agent.logger.name_to_value.items()}
-    return {ours: logged[theirs] for theirs, ours in names.items() if theirs in logged}
-
-
 def critic_places(agent: Any) -> dict[str, Place]:
     pairs = {"model.critics.net": agent.critic, "model.target_critics.net": agent.critic_target}
     found: dict[str, Place] = {}
@@ -114,7 +69,7 @@ def critic_places(agent: Any) -> dict[str, Place]:
 
 
 def dqn_peer(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Peer:
-    agent = agent_of(sb3.DQN, max_grad_norm=float("inf"), **settings)
+    agent = agent_of(sb3.DQN, SIZES, max_grad_norm=float("inf"), **settings)
 
     def update(batch: TransitionBatch, _: Noise) -> Losses:
         losses = train_on(agent, batch)
@@ -130,7 +85,7 @@ def dqn_peer(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Peer:
 
 
 def td3_peer(algorithm: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Peer:
-    agent = agent_of(algorithm, gamma=0.9, tau=0.1, **settings)
+    agent = agent_of(algorithm, SIZES, gamma=0.9, tau=0.1, **settings)
 
     def update(batch: TransitionBatch, noise: Noise) -> Losses:
         with patch.object(Tensor, "normal_", lambda _tensor, _mean, std: std * noise[0]):
@@ -149,7 +104,7 @@ def td3_peer(algorithm: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, **s
 
 def soft_peer(algorithm: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Peer:
     """SAC's or TQC's, with a learned temperature."""
-    agent = agent_of(algorithm, gamma=0.9, tau=0.1, **settings)
+    agent = agent_of(algorithm, SIZES, gamma=0.9, tau=0.1, **settings)
     agent.actor.action_dist.epsilon = 0.0
 
     def update(batch: TransitionBatch, noise: Noise) -> Losses:

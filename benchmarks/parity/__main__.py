@@ -1,18 +1,21 @@
 """Compare our updates with those of references: losses, gradients and parameters of 20 updates in float64.
 
-    python -m benchmarks.parity --redq CHECKOUT --corl CHECKOUT --cal-ql CHECKOUT --d3rlpy-python PYTHON
-                                --jax-python PYTHON [--algo edac …] [--json FILE]
+    python -m benchmarks.parity --redq CHECKOUT --corl CHECKOUT --cal-ql CHECKOUT --fql CHECKOUT
+                                --flash-sac CHECKOUT --d3rlpy-python PYTHON --jax-python PYTHON
+                                [--algo edac …] [--json FILE]
 
 Both sides start from the same weights, batches and noise. The deliberate differences that our docstrings state are
 removed from the reference. Then every setting that a case lists is changed by 1 % on our side, which the comparison
 must detect. A case is skipped if its reference is not given; references "by hand" (`benchmarks.parity.by_hand`) are
-always available. The exit status is 1 if a difference exceeds the bound or a changed setting is not detected.
-`tests/test_peer_parity.py` compares with Stable-Baselines3 and sb3-contrib.
+always available, and so is sb3-contrib if it is installed. The exit status is 1 if a difference exceeds the bound
+or a changed setting is not detected. `tests/test_peer_parity.py` compares more with Stable-Baselines3 and
+sb3-contrib.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -41,6 +44,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--redq", type=place, help="a checkout of github.com/watchernyu/REDQ")
     parser.add_argument("--corl", type=place, help="a checkout of github.com/tinkoff-ai/CORL")
     parser.add_argument("--cal-ql", type=place, help="a checkout of github.com/nakamotoo/Cal-QL")
+    parser.add_argument("--fql", type=place, help="a checkout of github.com/seohongpark/fql")
+    parser.add_argument("--flash-sac", type=place, help="a checkout of github.com/Holiday-Robot/FlashSAC")
     parser.add_argument("--d3rlpy-python", type=place, help="a Python with d3rlpy installed")
     parser.add_argument("--jax-python", type=place, help="a Python with jax, flax, optax, chex and distrax")
     parser.add_argument("--algo", nargs="+", default=[], help="algorithms to compare; default: all")
@@ -126,6 +131,8 @@ def left_out(case: Case, options: argparse.Namespace) -> str | None:
     """Why a case cannot run; None if it can."""
     if not hasattr(algorithms, case.learner):
         return "there is no such learner yet"
+    if case.package and importlib.util.find_spec(case.package) is None:
+        return f"needs the package {case.package}"
     wanted = [f"--{name.replace('_', '-')}" for name in case.needs if getattr(options, name) is None]
     return f"needs {' and '.join(wanted)}" if wanted else None
 

@@ -12,6 +12,7 @@ import torch
 
 from benchmarks.parity import by_hand, references
 from benchmarks.parity.lockstep import ACTIONS, BATCH, CHOICES, LEARNING_RATE, OBS, Noise, prepare
+from benchmarks.parity.normalizing import FLASH_WIDTHS, RENORM_SIZES
 from benchmarks.parity.players import (
     EPSILON,
     Inputs,
@@ -19,26 +20,35 @@ from benchmarks.parity.players import (
     play_by_hand,
     play_cal_ql,
     play_corl,
+    play_crossq,
     play_d3rlpy,
+    play_flash_sac,
+    play_fql,
     play_rebrac,
     play_redq,
 )
 from benchmarks.parity.references import CORL_HIDDEN, HIDDEN
 from rl_training import algorithms
+from rl_training.algorithms.flash_sac import FlashSAC
 from rl_training.algorithms.redq import _sample_target_critic_indices
 from rl_training.algorithms.rlpd import rlpd_model
 from rl_training.data.extra_columns import MC_RETURNS, NEXT_ACTIONS, Column
 from rl_training.models import (
     MLPBCModel,
+    MLPCrossQModel,
     MLPDiscreteBCModel,
     MLPDiscreteIQLModel,
+    MLPFlashSACModel,
     MLPFQEModel,
+    MLPFQLModel,
     MLPIQLModel,
     MLPQNetwork,
     MLPREDQModel,
     MLPSACModel,
     MLPTD3Model,
 )
+from rl_training.models.batch_renorm import WARM_UP
+from rl_training.models.mlp import Activation
 
 
 def fqe_model(num_actions: int = 0) -> MLPFQEModel:
@@ -46,6 +56,32 @@ def fqe_model(num_actions: int = 0) -> MLPFQEModel:
     model = MLPFQEModel(OBS, ACTIONS, [HIDDEN] * 2, num_actions=num_actions)
     model.set_units(offset=-0.5, scale=2.0, low=-1.5, high=1.0)
     return model
+
+
+def crossq_model(batches: int, activation: Activation = "tanh") -> MLPCrossQModel:
+    """A model whose norms have seen this many batches; one running mean is so wrong that d is clipped.
+
+    Two things would enlarge rounding to 1e-10. If a ReLU is positive for a whole batch, the gradient of its bias is
+    rounding, because a norm follows, and Adam divides it by its size. With large actions, 1 - a^2 has few digits.
+    """
+    model = MLPCrossQModel(OBS, ACTIONS, RENORM_SIZES, activation=activation)
+    model.actor.net.head.weight.data *= 0.1
+    for name, tensor in model.named_buffers():
+        if name.endswith(".batches"):
+            tensor.fill_(batches)
+        elif name.endswith("norms.0.mean"):
+            tensor[..., 0] = 7.0
+    return model
+
+
+def flash_model(**bins: Any) -> MLPFlashSACModel:
+    widths, options = [[width] for width in FLASH_WIDTHS], {"num_bins": 21, "value_limit": 3.0}
+    return MLPFlashSACModel(OBS, ACTIONS, widths[0], critic_hidden_sizes=widths[1], **options | bins)
+
+
+def fql_model() -> MLPFQLModel:
+    options: dict[str, Any] = {"activation": "gelu_tanh", "layer_norm": True, "layer_norm_epsilon": EPSILON}
+    return MLPFQLModel(OBS, ACTIONS, [HIDDEN] * 2, **options)
 
 
 def no_noise(_: torch.Generator) -> Noise:
@@ -66,6 +102,10 @@ def cql_noise(g: torch.Generator, backup_actions: int = 1) -> Noise:
     return normal, 2.0 * torch.rand(CANDIDATES, BATCH, ACTIONS, generator=g) - 1.0
 
 
+def fql_noise(g: torch.Generator) -> Noise:
+    return torch.randn(3, BATCH, ACTIONS, generator=g), torch.rand(BATCH, 1, generator=g)
+
+
 RATES = {"learning_rate": LEARNING_RATE, "gamma": 0.9, "tau": 0.1}
 SOFT = RATES | {"alpha": "auto", "initial_alpha": 0.4, "target_entropy": -float(ACTIONS)}
 SMOOTHING = {"policy_delay": 2, "target_policy_noise": 0.6, "target_noise_clip": 0.4}
@@ -78,7 +118,8 @@ OFFLINE_STD: dict[str, Any] = {"log_std_bounds": (-5.0, 2.0)}
 class Case:
     """One row of the table: our learner with its settings, the reference, and what was removed from the reference.
 
-    `needs` are the command-line options that locate the reference; `draw` makes the random draws of one update.
+    `needs` are the command-line options that locate the reference, `package` is one that it needs in this
+    environment; `draw` makes the random draws of one update.
     """
 
     name: str
@@ -86,7 +127,7 @@ class Case:
     reference: str
     needs: tuple[str, ...]
     learner: str
-    model: Callable[[], Any]
+    model: Callable[..., Any]
     settings: dict[str, Any]
     play: Callable[[argparse.Namespace, Inputs], Outcome]
     draw: Callable[[torch.Generator], Noise]
@@ -94,11 +135,14 @@ class Case:
     mistakes: tuple[str, ...]
     extras: tuple[Column, ...] = ()
     discrete: bool = False
+    package: str | None = None
 
     def build(self, **changes: Any) -> Any:
         """Build our learner; weights and noise are always the same."""
         torch.manual_seed(0)
-        return prepare(getattr(algorithms, self.learner)(model=self.model(), **self.settings | changes))
+        learner = getattr(algorithms, self.learner)
+        fixed = {name: value for name, value in changes.items() if name in learner.fixed_by_model}
+        return prepare(learner(model=self.model(**fixed), **self.settings | changes))
 
 
 ORDER, TANH = "update order", "1e-6 in the squashed density"
@@ -222,6 +266,33 @@ DISCRETE_CQL = Case(
     (*ALWAYS, "cql_alpha"),
     discrete=True,
 )
+CROSSQ = Case(
+    "CrossQ",
+    "crossq",
+    "sb3-contrib",
+    (),
+    "CrossQ",
+    partial(crossq_model, 0),
+    {key: value for key, value in SOFT.items() if key != "tau"} | {"policy_delay": 3},
+    partial(play_crossq, False),
+    normal_noise(2),
+    ("unbiased variance", TANH),
+    ("gamma", "learning_rate", *ENTROPY),
+    package="sb3_contrib",
+)
+FQL = Case(
+    "FQL",
+    "fql",
+    "the authors'",
+    ("fql", "jax_python"),
+    "FQL",
+    fql_model,
+    RATES | {"distill_coef": 3.0, "flow_steps": 4},
+    play_fql,
+    fql_noise,
+    (),
+    (*ALWAYS, "distill_coef"),
+)
 CASES = (
     Case(
         "REDQ",
@@ -235,6 +306,27 @@ CASES = (
         redq_noise,
         (TANH, "fixed alpha of the first updates"),
         (*ALWAYS, *ENTROPY),
+    ),
+    CROSSQ,
+    replace(
+        CROSSQ,
+        name="CrossQ, after the warm-up",
+        model=partial(crossq_model, WARM_UP + 1),
+        play=partial(play_crossq, True),
+        taken_out=(*CROSSQ.taken_out, "corrections without epsilon"),
+    ),
+    Case(
+        "FlashSAC",
+        "flash_sac",
+        "the authors'",
+        ("flash_sac",),
+        "FlashSAC",
+        flash_model,
+        SOFT | {"target_entropy": ACTIONS * FlashSAC.entropy_per_dimension, "policy_delay": 2},
+        play_flash_sac,
+        normal_noise(2),
+        ("schedule of the learning rate", "scale of rewards"),
+        (*ALWAYS, *ENTROPY, "value_limit"),
     ),
     Case(
         "EDAC",
@@ -344,6 +436,12 @@ CASES = (
         (ORDER, "actor at the first of two updates", "target actor one step behind", "LayerNorm after the ReLU"),
         (*ALWAYS, *NOISE, "actor_bc_coef", "critic_bc_coef"),
         extras=(NEXT_ACTIONS,),
+    ),
+    FQL,
+    replace(
+        FQL,
+        name="FQL, min over critics, normalised Q",
+        settings=FQL.settings | {"q_aggregation": "min", "normalize_q_loss": True},
     ),
     DISCRETE_BC,
     DISCRETE_CQL,

@@ -31,7 +31,6 @@ UPDATES, BATCH, OBS, ACTIONS, CHOICES = 20, 16, 3, 2, 4
 SEED = 21
 # Our optimisers store their learning rate in float32, which represents this one exactly.
 LEARNING_RATE = 2.0**-10
-_BETA1 = 0.9
 
 Tensors = dict[str, Tensor]
 Losses = dict[str, float]
@@ -181,8 +180,8 @@ def play(learner: Learner, batches: Sequence[TransitionBatch]) -> Trace:
             if after[f"{key}.step"] == before[f"{key}.step"]:
                 continue
             for i, parameter in enumerate(optimizer.parameters):
-                moment = f"{key}.exp_avg.{i}"
-                gradient = (after[moment] - _BETA1 * before[moment]) / (1.0 - _BETA1)
+                moment, beta1 = f"{key}.exp_avg.{i}", optimizer.settings[0][0]
+                gradient = (after[moment] - beta1 * before[moment]) / (1.0 - beta1)
                 gradients[names[parameter.data_ptr()]] = gradient
         trace.gradients.append(gradients)
         trace.losses.append({name: float(value) for name, value in learner.terms.items()})

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.parity import by_hand, references
+from benchmarks.parity import by_hand, normalizing, references
 from benchmarks.parity.lockstep import Noise, Tensors, Trace, load_trace, save_given
 from benchmarks.parity.references import Build
 from benchmarks.peers.checkouts import commit_of
@@ -66,6 +66,20 @@ def play_cal_ql(options: argparse.Namespace, inputs: Inputs) -> Outcome:
     words = [str(options.cal_ql), json.dumps(inputs[0].model_dump())]
     trace, versions = play_process(options.jax_python, "benchmarks.parity.cal_ql_lockstep", words, inputs)
     return trace, {"Cal-QL": commit_of(options.cal_ql)} | versions
+
+
+def play_fql(options: argparse.Namespace, inputs: Inputs) -> Outcome:
+    words = [str(options.fql), json.dumps(inputs[0].model_dump())]
+    trace, versions = play_process(options.jax_python, "benchmarks.parity.fql_lockstep", words, inputs)
+    return trace, {"FQL": commit_of(options.fql)} | versions
+
+
+def play_flash_sac(options: argparse.Namespace, inputs: Inputs) -> Outcome:
+    return normalizing.play_flash_sac(options.flash_sac, *inputs), {"FlashSAC": commit_of(options.flash_sac)}
+
+
+def play_crossq(epsilon: bool, _: argparse.Namespace, inputs: Inputs) -> Outcome:
+    return normalizing.play_crossq(epsilon, *inputs), {}
 
 
 def play_by_hand(build: by_hand.Build, _: argparse.Namespace, inputs: Inputs) -> Outcome:

@@ -7,7 +7,8 @@ Calls and the train mode are those of `batch_norm`, except for the two correctio
 
 std is sqrt(biased variance + epsilon), also the running one. r = std / running std and d = (mean - running mean) /
 running std are clipped and have no gradient. In the first `WARM_UP` batches they are 1 and 0 (batch normalisation).
-The authors of CrossQ multiply d by a std without epsilon, whose gradient is infinite if a unit is constant.
+The authors of CrossQ add epsilon after they divide the variance by r², and multiply d by a std without epsilon,
+whose gradient is infinite if a unit is constant. Both matter only if the variance is not much larger than epsilon.
 """
 
 from __future__ import annotations
