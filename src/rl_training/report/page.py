@@ -144,8 +144,7 @@ def verdicts(summary: Summary) -> list[str]:
 def coverage() -> dict[str, Any]:
     """Coverage of the intervals, as measured by benchmarks/evidence/coverage.py."""
     text = resources.files("rl_training").joinpath("assets", "report", "coverage.json").read_text("utf-8")
-    found: dict[str, Any] = json.loads(text)
-    return found
+    return json.loads(text)
 
 
 def _sizes(cases: Sequence[Mapping[str, Any]], shares: Sequence[float]) -> str:

@@ -90,8 +90,7 @@ class Report:
             "effects": summary.effects,
             "troubles": summary.troubles,
         }
-        found: dict[str, Any] = plain_data(record)
-        return found
+        return plain_data(record)
 
     @cached_property
     def tables(self) -> dict[str, Table]:
