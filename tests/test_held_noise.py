@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms import SAC, FlashSAC
-from rl_training.algorithms.execution import DeviceRandom, HeldDeviceNoise, HeldNoise, JointRandom
+from rl_training.algorithms.execution import DeviceRandom, HeldNoise, JointRandom
 from rl_training.experiment.checkpointing import find_checkpoint, read_checkpoint
 from tests.helpers import build
 from tests.runs import interrupted, tiny
@@ -42,12 +42,8 @@ def drawn(noise: HeldNoise, calls: int) -> list[Tensor]:
 
 @pytest.mark.parametrize("source", ["host", "device"])
 def test_noise_is_held_for_whole_spans_by_all_environments(source: str) -> None:
-    found = drawn(
-        HeldNoise(np.random.default_rng(0), 4, SHAPE)
-        if source == "host"
-        else HeldDeviceNoise(DeviceRandom(torch.Generator().manual_seed(0)), 4, SHAPE),
-        400,
-    )
+    random = np.random.default_rng(0) if source == "host" else DeviceRandom(torch.Generator().manual_seed(0))
+    found = drawn(HeldNoise(random, 4, SHAPE), 400)
     assert all(one.shape == SHAPE and one.dtype == torch.float32 for one in found)
     changes = [i for i in range(400) if i == 0 or not torch.equal(found[i], found[i - 1])]
     lengths = np.diff(changes)
@@ -81,7 +77,7 @@ def test_a_device_holds_noise_as_the_host_does() -> None:
             return torch.from_numpy(self.source.random(size))
 
     host = HeldNoise(np.random.default_rng(5), 16, SHAPE)
-    device = HeldDeviceNoise(OnDevice(np.random.default_rng(5)), 16, SHAPE)
+    device = HeldNoise(OnDevice(np.random.default_rng(5)), 16, SHAPE)
     assert torch.equal(torch.stack(drawn(host, 200)), torch.stack(drawn(device, 200)))
     for name, tensor in host.tensors().items():
         assert torch.equal(tensor, device.tensors()[name])

@@ -149,7 +149,7 @@ class Watch(Callback):
     def on_step(self, session: Session) -> None:
         assert isinstance(session.experience, Collector)
         assert session.experience.moments is not None
-        self.counts.append(session.experience.moments.count)
+        self.counts.append(int(session.experience.moments.count))
         self.maps.append(session.learner.model.normalizer.shift.clone().numpy())
 
     def on_training_end(self, session: Session) -> None:

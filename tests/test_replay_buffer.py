@@ -147,7 +147,7 @@ def test_rows_that_arrive_on_a_gpu_are_there_for_whoever_looks(together: int) ->
         ring.load(torch.from_numpy(rows(100, 5)), added=5)
         ring.add(rows(105, together))
     assert torch.equal(rings[1].rows.cpu()[: 5 + together], rings[0].rows[: 5 + together])
-    assert int(rings[1]._size) == 5 + together
+    assert int(rings[1].filled) == 5 + together
 
 
 @needs_gpu
@@ -171,4 +171,4 @@ def test_rows_are_written_by_the_graph_of_an_update() -> None:
             arrivals.written()
         filled = len(plain)
         assert torch.equal(taken.cpu()[:filled], plain.rows[:filled])
-        assert int(ring._size) == filled
+        assert int(ring.filled) == filled

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -33,13 +34,14 @@ def config(folder: Path, **changes: Any) -> TrainConfig:
 
 def create(folder: Path, **changes: Any) -> RunDirectory:
     made = config(folder, **changes)
-    return RunDirectory.create(made, made.to_dict(), command=["rl-training", "train", "--config", "a b.yaml"])
+    return RunDirectory.create(made, made.to_dict())
 
 
-def test_a_run_folder_has_its_metadata(tmp_path: Path) -> None:
+def test_a_run_folder_has_its_metadata(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["x", "a b"])
     made = config(tmp_path, algo_kwargs={"learning_rate": 3e-4})
     text = "algo: sac # as written\n"
-    with RunDirectory.create(made, made.to_dict(), suffix="try 1", command=["x", "a b"], text=text) as run:
+    with RunDirectory.create(made, made.to_dict(), suffix="try 1", text=text) as run:
         assert run.path.parent == tmp_path
         assert run.path.name.startswith("Pendulum-v1__sac__s3__20")
         assert run.path.name.endswith("__try-1")

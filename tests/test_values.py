@@ -16,7 +16,7 @@ from rl_training.models.batch_renorm import EnsembleRenormMLP
 from rl_training.models.flash import EnsembleFlash
 from rl_training.models.mlp_iql import MLPIQLModel
 from rl_training.models.mlp_q import MLPQNetwork
-from rl_training.models.mlp_tqc import MLPTQCModel
+from rl_training.models.mlp_sac import MLPTQCModel
 from rl_training.runs.session import TrainResult
 from rl_training.runtime.loading import load_values, open_checkpoint
 from tests.exports import trained

@@ -341,13 +341,11 @@ def test_a_run_that_had_no_logger_sends_what_it_had(tmp_path: Path, monkeypatch:
 
 
 def test_an_extra_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        loggers_module, "_PACKAGED", {"wandb": loggers_module._Packaged("m", "C", "no_such_package")}
-    )
-    (tmp_path / "no_such_package").mkdir()
+    monkeypatch.setattr(loggers_module, "_PACKAGED", {"no_package": "m:C"})
+    (tmp_path / "no_package").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ConfigError, match=r"^loggers: wandb is not installed; pip install wandb$"):
-        train(config_for(tmp_path / "runs"))
+    with pytest.raises(ConfigError, match=r"^loggers: no_package is not installed; pip install no_package$"):
+        train(config_for(tmp_path / "runs", loggers=["no_package"]))
     assert not (tmp_path / "runs").exists()
 
 

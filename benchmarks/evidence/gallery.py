@@ -125,7 +125,7 @@ def publish(algo: str, run: Path) -> bool:
     step = saved.records["trainer"]["clock"]["global_step"]
     with tempfile.TemporaryDirectory() as folder:
         alone = write_checkpoint(Path(folder), step, tensors=saved.tensors, records=saved.records)
-        played = judge(alone.path, EPISODES)
+        played = judge(alone, EPISODES)
     card = report.stamp("cpu") | {
         "commit": name_of(ROOT),
         "commands": [shlex.join(words) for words in commands(algo)],
@@ -147,7 +147,7 @@ def publish(algo: str, run: Path) -> bool:
         return False
     made = write_checkpoint(GALLERY / algo, step, tensors=saved.tensors, records={**saved.records, "card": card})
     for other in list_checkpoints(GALLERY / algo):
-        if other != made.path:
+        if other != made:
             discard(other)
     return True
 

@@ -32,6 +32,7 @@ from rl_training.data.transitions import RowLayout
 from rl_training.experience.collector import Collector
 from rl_training.experiment.checkpointing import RowsToSave, write_checkpoint
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.manifest import read_manifest
 from rl_training.runs import session
 from rl_training.runs.building import choose_device
 from rl_training.runtime import online
@@ -117,9 +118,10 @@ def ours(rows: int, folder: Path, device: torch.device) -> Entry:
         saved = RowsToSave(buffer.rows, len(buffer), buffer.added, buffer.capacity)
         wait()
         started = time.perf_counter()
-        info = write_checkpoint(folder, step, tensors=tensors, records={}, rows=saved, previous=previous)
-        entry |= {f"{label}_seconds": time.perf_counter() - started, f"{label}_bytes": info.num_bytes}
-        previous = info.path
+        written = write_checkpoint(folder, step, tensors=tensors, records={}, rows=saved, previous=previous)
+        seconds, files = time.perf_counter() - started, read_manifest(written).files.values()
+        entry |= {f"{label}_seconds": seconds, f"{label}_bytes": sum(file.size for file in files)}
+        previous = written
         buffer.add(fill[:_NEW_ROWS])
     linked = {p.stat().st_ino for p in (folder / f"step_{1:09d}").rglob("*") if p.is_file()}
     second = [p.stat() for p in (folder / f"step_{2:09d}").rglob("*") if p.is_file()]

@@ -115,8 +115,7 @@ def unlock(handle: int) -> None:
 
 def duplicate(handle: int, least: int) -> int:
     """Duplicate a file descriptor to a number >= `least` that child processes do not inherit."""
-    number: int = fcntl.fcntl(handle, fcntl.F_DUPFD_CLOEXEC, least)
-    return number
+    return fcntl.fcntl(handle, fcntl.F_DUPFD_CLOEXEC, least)
 
 
 def process_exists(pid: int) -> bool:

@@ -111,8 +111,7 @@ class SpaceSpec:
             return (actions.astype(np.int64) - self.start).astype(np.float32)
         low, high = np.asarray(self.low), np.asarray(self.high)
         unit = (0.5 * actions.astype(np.float64) - 0.5 * low) / (0.5 * high - 0.5 * low) * 2.0 - 1.0
-        internal: NDArray[np.float32] = np.clip(unit, -1.0, 1.0).astype(np.float32)
-        return internal
+        return np.clip(unit, -1.0, 1.0).astype(np.float32)
 
     def actions(self, action: ArrayLike) -> NDArray[np.float32]:
         """Validate one action of the environment or a batch; convert to internal `[B, A]` (discrete: `[B]`)."""

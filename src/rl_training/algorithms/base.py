@@ -152,7 +152,7 @@ class Learner:
         self.execution = Execution.on(self.device)
         self._one = torch.ones((), device=self.device)  # `grad_outputs` of `autograd.grad`, allocated once
         self.reward_scale: RewardScale | None = None  # set by `scale_rewards`
-        self._terms: Terms = {}
+        self.terms: Terms = {}  # the latest value of every term
         self.expect_terms(**dict.fromkeys(self.occasional_terms, 0.0))
         self._follows: dict[tuple[Hashable, ...], dict[str | None, list[Polyak]]] = {}
 
@@ -252,7 +252,7 @@ class Learner:
 
     def expect_terms(self, **values: float | Tensor) -> None:
         """Declare terms that not every update produces, with their initial values."""
-        self._terms.update({name: torch.as_tensor(value, device=self.device) for name, value in values.items()})
+        self.terms.update({name: torch.as_tensor(value, device=self.device) for name, value in values.items()})
 
     def normal(self, *shape: int) -> Tensor:
         """Standard normal noise from the learner's own generator."""
@@ -282,7 +282,7 @@ class Learner:
         columns = TransitionBatch.from_mapping(batch, self.extras)
         require_fit(columns, self)
         self.step(columns)
-        return UpdateResult(dict(self._terms))
+        return UpdateResult(dict(self.terms))
 
     def step(self, batch: TransitionBatch) -> None:
         """One update; also counts it and stores its terms."""
@@ -294,12 +294,7 @@ class Learner:
         self.updates += count
         self.version += 1
         self.step_interrupted = False
-        self._terms.update(terms)
-
-    @property
-    def terms(self) -> Terms:
-        """The latest value of every term."""
-        return self._terms
+        self.terms.update(terms)
 
     def normalized(self, batch: TransitionBatch) -> TransitionBatch:
         """The batch with normalised observations and scaled rewards."""

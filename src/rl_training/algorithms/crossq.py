@@ -26,7 +26,7 @@ from rl_training.algorithms.sac import actor_terms, critic_terms, sac_loss
 from rl_training.algorithms.soft import Alpha, DelayedActor, EntropyConfig
 from rl_training.data.transitions import TransitionBatch
 from rl_training.models.mlp import NetworkShape
-from rl_training.models.mlp_crossq import MLPCrossQModel
+from rl_training.models.mlp_sac import MLPCrossQModel
 from rl_training.settings import PositiveFloat, PositiveInt, Sizes
 
 BETAS = (0.5, 0.999)

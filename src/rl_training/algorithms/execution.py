@@ -74,24 +74,26 @@ class HeldNoise:
     """Normal numbers for exploration that are held for k calls, P(k) ∝ k^-2, k <= `longest` (FlashSAC).
 
     All environments share k. Every call draws from `random`, also one that returns the held numbers, so that the
-    next numbers of `random` do not depend on k.
+    next numbers of `random` do not depend on k. The state is on the device of `random`, and a call neither branches
+    on it nor reads it, so that a call on a CUDA device can be captured.
     """
 
     def __init__(self, random: np.random.Generator | DeviceRandom, longest: int, shape: Sequence[int]) -> None:
-        self._random = random
+        self._random, self._on_device = random, isinstance(random, DeviceRandom)
+        device = random.generator.device if isinstance(random, DeviceRandom) else None
         shares = torch.arange(1, longest + 1, dtype=torch.float64) ** -2
-        self._ends: Any = (shares.cumsum(0) / shares.sum())[:-1].numpy()  # a uniform number below the k-th gives k
-        self._noise: Any = np.zeros(tuple(shape), dtype=np.float32)
-        self._left: Any = np.zeros((), dtype=np.int64)  # calls for which the noise is still held
+        self._ends = (shares.cumsum(0) / shares.sum())[:-1].to(device)  # a uniform number below the k-th gives k
+        self._noise = torch.zeros(tuple(shape), device=device)
+        self._left = torch.zeros((), dtype=torch.int64, device=device)  # calls for which the noise is still held
 
     def standard_normal(self, size: Sequence[int], dtype: Any = np.float32) -> Any:
         """The held numbers, of the shape given to the constructor; the next call changes them in place."""
-        fresh, drawn = self._random.standard_normal(size, dtype=np.float32), self._random.random(1)
-        if self._left == 0:
-            self._noise[...] = fresh
-            self._left[...] = 1 + np.searchsorted(self._ends, drawn[0], side="right")
-        self._left -= 1
-        return self._noise
+        fresh = torch.as_tensor(self._random.standard_normal(size, dtype=np.float32))
+        length = 1 + (self._ends <= torch.as_tensor(self._random.random(1))).sum()
+        over = self._left == 0
+        self._noise.copy_(torch.where(over, fresh, self._noise))
+        self._left.copy_(torch.where(over, length, self._left) - 1)
+        return self._noise if self._on_device else self._noise.numpy()
 
     def __getattr__(self, name: str) -> Any:
         """All other methods are those of `random`."""
@@ -99,32 +101,13 @@ class HeldNoise:
 
     def tensors(self) -> dict[str, Tensor]:
         """The state, to be saved."""
-        return {"held.noise": torch.as_tensor(self._noise), "held.left": torch.as_tensor(self._left)}
+        return {"held.noise": self._noise, "held.left": self._left}
 
     def load(self, saved: Mapping[str, Tensor]) -> None:
         """Restore what `tensors` returned; a run that has not held noise before has none of them."""
-        for name, own in self.tensors().items():  # they share memory with the state
+        for name, own in self.tensors().items():
             if name in saved:
                 own.copy_(saved[name])
-
-
-class HeldDeviceNoise(HeldNoise):
-    """The same on the device of a `DeviceRandom`, without branches and reads, so that a call can be captured."""
-
-    def __init__(self, random: DeviceRandom, longest: int, shape: Sequence[int]) -> None:
-        super().__init__(random, longest, shape)
-        device = random.generator.device
-        self._ends, self._noise, self._left = (
-            torch.from_numpy(state).to(device) for state in (self._ends, self._noise, self._left)
-        )
-
-    def standard_normal(self, size: Sequence[int], dtype: Any = np.float32) -> Tensor:
-        fresh: Any = self._random.standard_normal(size)
-        drawn, over = self._random.random(1), self._left == 0
-        length = 1 + (self._ends <= drawn).sum()
-        self._noise.copy_(torch.where(over, fresh, self._noise))
-        self._left.copy_(torch.where(over, length, self._left) - 1)
-        return self._noise
 
 
 # A source of random numbers for exploration: on the host, or on the device of the environments.

@@ -22,7 +22,7 @@ from rl_training.algorithms.losses import soft_actor_terms, td_target
 from rl_training.algorithms.soft import SoftActorCritic, SoftConfig
 from rl_training.data.transitions import TransitionBatch
 from rl_training.errors import ConfigError
-from rl_training.models.mlp_tqc import MLPTQCModel
+from rl_training.models.mlp_sac import MLPTQCModel
 from rl_training.settings import NonNegativeInt, PositiveInt
 
 

@@ -35,5 +35,4 @@ def register(
     if network is not None:
         NetworkShape.parse({"network": defaults["network"]}).import_own(allow_import=True)
     spec = registry.register(learner, regime=regime, title=title, year=year, discrete=discrete, **defaults)
-    managed: type[ManagedAlgorithm[Any]] = managed_class(ManagedAlgorithm, spec)
-    return managed
+    return managed_class(ManagedAlgorithm, spec)

@@ -94,15 +94,15 @@ class ReplayBuffer:
         # Not zeroed, so that the operating system allocates memory only as the ring fills.
         self._rows = torch.empty((capacity, layout.width), device=generator.device, pin_memory=pin)
         self.added = 0
-        # The number of filled rows, and the number of rows that were appended.
-        self._size, self._position = (torch.zeros((), dtype=torch.int64, device=generator.device) for _ in range(2))
+        self.filled = torch.zeros((), dtype=torch.int64, device=generator.device)  # `len` without waiting rows
+        self._position = torch.zeros_like(self.filled)  # number of rows that were appended
         self.arrivals: tuple[PinnedStaging, ...] = ()
         self._arrays: tuple[NDArray[np.float32], NDArray[np.int64]] | None = None  # rows and size, in host memory
         if generator.device.type == "cpu":
-            self._arrays = self._rows.numpy(), self._size.numpy()
+            self._arrays = self._rows.numpy(), self.filled.numpy()
         elif 0 < together <= capacity:
             self._offsets = np.arange(together)
-            self.arrivals = (PinnedStaging(self._rows, self._size, together),)
+            self.arrivals = (PinnedStaging(self._rows, self.filled, together),)
 
     def __len__(self) -> int:
         return min(self.added, self.capacity)
@@ -111,11 +111,6 @@ class ReplayBuffer:
     def rows(self) -> Tensor:
         self._settle()
         return self._rows
-
-    @property
-    def filled(self) -> Tensor:
-        """`len` as a tensor on the device, without waiting rows."""
-        return self._size
 
     def _settle(self) -> None:
         """Write waiting rows to the ring."""
@@ -148,7 +143,7 @@ class ReplayBuffer:
             return
         for place, part in parts:
             self._rows[place].copy_(torch.from_numpy(part))
-        self._size.fill_(len(self))
+        self.filled.fill_(len(self))
         self._position.fill_(self.added)
         self._remember_newest()
 
@@ -160,7 +155,7 @@ class ReplayBuffer:
         slots = (self._position + torch.arange(len(rows), device=self.device)) % self.capacity
         self._rows.index_copy_(0, slots, rows)
         self._position += len(rows)
-        self._size.copy_(self._position.clamp(max=self.capacity))
+        self.filled.copy_(self._position.clamp(max=self.capacity))
 
     def appended(self, count: int) -> None:
         """Count the rows of an `append`."""
@@ -215,7 +210,7 @@ class ReplayBuffer:
     def draw(self, batch_size: int) -> Tensor:
         """Random indices of filled rows, `[B]`."""
         draws = torch.randint(2**62, (batch_size,), generator=self.generator, device=self.device)
-        return draws % self._size
+        return draws % self.filled
 
     def sample_rows(self, batch_size: int) -> Tensor:
         self._settle()
@@ -234,7 +229,7 @@ class ReplayBuffer:
         """Restore `rows`, in slot order, of a buffer to which `added` rows had been added."""
         self._rows[: len(rows)].copy_(rows)
         self.added = added
-        self._size.fill_(len(self))
+        self.filled.fill_(len(self))
         self._position.fill_(added)
         if added > 0:
             self._remember_newest()

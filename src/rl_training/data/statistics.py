@@ -106,8 +106,7 @@ def rows_to_termination(
 ) -> NDArray[np.int64]:
     """The number of rows of each episode up to and including its first termination, or all of them."""
     terminal = np.append(np.flatnonzero(dones == 1), len(dones))
-    found: NDArray[np.int64] = np.minimum(terminal[np.searchsorted(terminal, starts)] - starts + 1, lengths)
-    return found
+    return np.minimum(terminal[np.searchsorted(terminal, starts)] - starts + 1, lengths)
 
 
 def sums_of(
@@ -115,8 +114,7 @@ def sums_of(
 ) -> NDArray[np.float64]:
     """The sum of `lengths` consecutive values from each of the ascending `starts`."""
     edges = np.stack([starts, starts + lengths], axis=1).reshape(-1)
-    sums: NDArray[np.float64] = np.add.reduceat(np.append(values, 0.0), edges)[::2]
-    return sums
+    return np.add.reduceat(np.append(values, 0.0), edges)[::2]
 
 
 def returns_of(data: TransitionDataset, discount: float, step: int) -> NDArray[np.float64]:

@@ -79,8 +79,7 @@ def _batch_type(extras: tuple[Column, ...]) -> Callable[..., TransitionBatch]:
         return TransitionBatch
     names = dict.fromkeys([*_LIKE, *(column.name for column in extras), NEXT_ACTIONS.name])
     make: Any = namedtuple  # mypy accepts literal names only
-    made: Callable[..., TransitionBatch] = make("TransitionBatch", names, defaults=[None] * len(list(names)[5:]))
-    return made
+    return make("TransitionBatch", names, defaults=[None] * len(list(names)[5:]))
 
 
 @dataclass(frozen=True)

@@ -109,8 +109,7 @@ def _notebook_display() -> Callable[..., Any] | None:
         return None
     from IPython.display import display  # type: ignore[import-not-found, unused-ignore]
 
-    show: Callable[..., Any] = display
-    return show
+    return display
 
 
 class NotebookBar:

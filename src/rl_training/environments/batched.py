@@ -96,8 +96,7 @@ class BatchedPool(Pool):
             obs = batch.reset(ids, [episode.seed])
             for action in episode.actions:
                 obs = batch.step(action[None], ids).obs
-        last: NDArray[np.float32] = obs[0]
-        return last
+        return obs[0]
 
     def save(self) -> dict[str, NDArray[Any]]:
         return {BATCH + name: values for name, values in self._shared.batch.state_dict(self._rows).items()}

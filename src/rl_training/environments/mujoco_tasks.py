@@ -93,8 +93,7 @@ def bounded(values: Array, low: float, high: float) -> Array:
 
 def lengths(vectors: Array) -> Array:
     """Euclidean norms; `vecdot` is the dot product that `numpy.linalg.norm` uses."""
-    norms: Array = np.sqrt(np.vecdot(vectors, vectors))
-    return norms
+    return np.sqrt(np.vecdot(vectors, vectors))
 
 
 @dataclass

@@ -154,8 +154,7 @@ class _Actor:
     def node(self) -> str:
         import ray
 
-        found: str = ray.get_runtime_context().get_node_id()
-        return found
+        return ray.get_runtime_context().get_node_id()
 
     def answer(self, command: str, argument: Any) -> tuple[str, Any]:
         return self._server.answer(command, argument)
@@ -201,8 +200,7 @@ class RayEnv:
 
     def reset(self, seed: int) -> NDArray[np.float32]:
         self._pending = self._actor.answer.remote("reset", seed)
-        obs: NDArray[np.float32] = self._answer()
-        return obs
+        return self._answer()
 
     def send(self, action: Any) -> None:
         self._pending = self._actor.answer.remote("step", action)

@@ -85,8 +85,7 @@ class Pool(ABC):
 
     def reset(self, index: int, place: tuple[int, int] | None = None) -> NDArray[np.float32]:
         """Reset environment `index` to its next episode, or to the fixed episode `place=(column, number)`."""
-        obs: NDArray[np.float32] = self.reset_all([index], None if place is None else [place])[0]
-        return obs
+        return self.reset_all([index], None if place is None else [place])[0]
 
     @abstractmethod
     def reset_all(

@@ -109,8 +109,7 @@ class TensorEnvMaker:
     @property
     def time_limit(self) -> int | None:
         """The limit that the instance or its class declares."""
-        limit: int | None = getattr(self._make, "max_episode_steps", None)
-        return limit
+        return getattr(self._make, "max_episode_steps", None)
 
     def number(self, configured: int) -> int:
         """The number of simulations: that of an instance, or `configured`; raises if they contradict each other."""

@@ -148,12 +148,11 @@ def _find(name: str, config: EnvSettings) -> Wrapping:
             raise ConfigError.of(
                 "wrappers", f"{name!r} would run code of the module {module!r}; allow it with --allow-import"
             )
-        found: Wrapping = find_named(name, "wrappers")
-        return found
+        return find_named(name, "wrappers")
     if name in _REPLACED:
         return _REPLACED[name]
     if name in _BY_NAME:
-        return getattr(gym.wrappers, name)  # type: ignore[no-any-return]
+        return getattr(gym.wrappers, name)
     if name in _WHY_NOT:
         raise _refusal(name)
     raise ConfigError.of(

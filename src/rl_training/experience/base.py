@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rl_training.algorithms.base import Learner
-from rl_training.algorithms.execution import DeviceRandom, HeldDeviceNoise, HeldNoise
+from rl_training.algorithms.execution import DeviceRandom, HeldNoise
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.errors import ConfigError, DivergedError
 from rl_training.experience.acting import ActingPolicy
@@ -64,10 +64,7 @@ class Experience(ABC):
         self.reward_map, self.moments, self.scaling = reward_map, moments, scaling
         self.held: HeldNoise | None = None
         if learner.longest_noise > 1:
-            span = learner.longest_noise, (width, learner.model.action_dim)
-            self.held = (
-                HeldDeviceNoise(random, *span) if isinstance(random, DeviceRandom) else HeldNoise(random, *span)
-            )
+            self.held = HeldNoise(random, learner.longest_noise, (width, learner.model.action_dim))
         self.draws = random if self.held is None else self.held  # random numbers of the exploration policy
 
     @abstractmethod

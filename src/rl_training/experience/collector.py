@@ -117,8 +117,7 @@ class Collector(Experience):
     def _actions(self) -> NDArray[Any]:
         """Internal actions, uniform or from the exploration policy."""
         if self.acts_randomly:
-            uniform: NDArray[Any] = random_actions(self.rng, self.spaces, len(self.obs))
-            return uniform
+            return random_actions(self.rng, self.spaces, len(self.obs))
         with torch.inference_mode():
             obs = torch.from_numpy(self.obs)
             if self.acting.device.type != "cpu":

@@ -45,13 +45,12 @@ class RunningMoments:
     """Count, mean and sum of squared deviations of each component of the observations, `[O]` each.
 
     Batches are merged as in Chan et al. (1979), which is accurate even if the mean is much larger than `std`.
-    All three are NumPy values, or tensors that change in place, without reads by the host.
+    All three are NumPy arrays, or tensors, that change in place, without reads by the host.
     """
 
     def __init__(self, size: int, device: torch.device | None = None) -> None:
         """`device`: of the tensors; None for NumPy."""
-        self.count: Any = 0 if device is None else _zeros((), device)
-        self.mean, self.squares = _zeros((size,), device), _zeros((size,), device)
+        self.count, self.mean, self.squares = (_zeros(shape, device) for shape in ((), (size,), (size,)))
 
     def add(self, obs: NDArray[np.float32] | Tensor) -> None:
         """Add the observations `[n, O]`."""
@@ -68,9 +67,7 @@ class RunningMoments:
     @property
     def std(self) -> Any:
         """The population standard deviation, as for data sets."""
-        if isinstance(self.count, Tensor):
-            return (self.squares / self.count.clamp(min=1)).sqrt()
-        return np.sqrt(self.squares / max(self.count, 1))
+        return (self.squares / self.count.clip(1)) ** 0.5
 
     def record(self) -> dict[str, Any]:
         """Plain data that `load` restores bit for bit."""
@@ -85,12 +82,8 @@ class RunningMoments:
             raise ValueError(f"the count of moments is {record['count']!r}")
         if not (np.isfinite(mean).all() and np.isfinite(squares).all() and (squares >= 0).all()):
             raise ValueError("moments that are not finite, or negative")
-        if isinstance(self.count, Tensor):
-            self.count.fill_(record["count"])
-            self.mean.copy_(torch.from_numpy(mean))
-            self.squares.copy_(torch.from_numpy(squares))
-        else:
-            self.count, self.mean, self.squares = record["count"], mean, squares
+        self.count[...] = record["count"]
+        self.mean[...], self.squares[...] = torch.from_numpy(mean), torch.from_numpy(squares)
 
 
 class RunningReturns:
@@ -98,7 +91,7 @@ class RunningReturns:
 
     In each environment G ← gamma·G + r, from 0 at the start of an episode. A reward is divided by
     max(sqrt(var G + 1e-8), max |G| / 5), as in FlashSAC, when it is drawn from the replay buffer.
-    All values are NumPy's, as those of `RunningMoments`, or tensors that change in place.
+    All values are arrays or tensors, as those of `RunningMoments`.
     """
 
     def __init__(self, num_envs: int, gamma: float, device: torch.device | None = None) -> None:

@@ -48,7 +48,6 @@ from rl_training.experiment.shards import RowsInfo, RowsToSave
 __all__ = [
     "FORMAT",
     "Checkpoint",
-    "CheckpointInfo",
     "RowsInfo",
     "RowsToSave",
     "Saved",
@@ -64,14 +63,6 @@ __all__ = [
 
 _GROUP = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 _LONGEST_REASON = 300
-
-
-@dataclass(frozen=True)
-class CheckpointInfo:
-    """Result of `write_checkpoint`; `num_bytes` includes linked shards."""
-
-    path: Path
-    num_bytes: int
 
 
 @dataclass
@@ -102,8 +93,8 @@ def write_checkpoint(
     rows: RowsToSave | None = None,
     previous: Path | None = None,
     fence: files.Fence = files.unfenced,
-) -> CheckpointInfo:
-    """Write `parent/step_<step>` durably; an existing checkpoint of that step is replaced.
+) -> Path:
+    """Write `parent/step_<step>` durably and return it; an existing checkpoint of that step is replaced.
 
     `tensors["networks"]` is written to networks.safetensors, `records["trainer"]` to trainer.json. `previous` must
     be the last checkpoint of the same rows that this run has written or loaded: its unchanged shards are linked.
@@ -129,7 +120,7 @@ def write_checkpoint(
             kind = DiskFullError if error.errno in files.NO_ROOM else CheckpointError
             raise kind(_write_problem(final, error, plan)) from error
         raise
-    return CheckpointInfo(final, manifest.num_bytes)
+    return final
 
 
 def _encode_tensors(tensors: Mapping[str, Tensor]) -> bytes:

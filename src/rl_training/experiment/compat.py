@@ -83,5 +83,4 @@ def without_fqe_stopping(algo_kwargs: Mapping[str, Any]) -> dict[str, Any]:
 @functools.cache
 def _defaults_0_1() -> dict[str, dict[str, Any]]:
     text = resources.files("rl_training").joinpath("assets", "history", "defaults-0.1.json").read_text("utf-8")
-    found: dict[str, dict[str, Any]] = json.loads(text)
-    return found
+    return json.loads(text)

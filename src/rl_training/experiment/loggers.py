@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rl_training.errors import ConfigError, cause_of, nearest
 from rl_training.importing import find_permitted
@@ -79,13 +78,8 @@ class Logger:
         """Called after the last row; `status`: `finished`, `stopped`, `interrupted`, `failed` or `diverged`."""
 
 
-class _Packaged(NamedTuple):
-    module: str
-    cls: str
-    needs: str  # package that the extra of the logger's name installs
-
-
-_PACKAGED = {"wandb": _Packaged("rl_training.experiment.wandb_logger", "WandbLogger", "wandb")}
+# The packaged loggers by the name of the package that they need.
+_PACKAGED = {"wandb": "rl_training.experiment.wandb_logger:WandbLogger"}
 
 
 def known_loggers(names: Any) -> Any:
@@ -106,7 +100,7 @@ def require_installed(names: Iterable[str], *, allow_import: bool) -> None:
     for name in names:
         if name not in _PACKAGED:
             _own(name, allow_import=allow_import)
-        elif not _is_installed(_PACKAGED[name].needs):
+        elif not _is_installed(name):
             raise ConfigError.of("loggers", f"{name} is not installed; pip install {name}")
 
 
@@ -128,8 +122,7 @@ def make_loggers(names: Iterable[str]) -> list[Logger]:
     """Create the loggers of the setting; packaged ones import their packages in `open`."""
     made: list[Logger] = []
     for name in names:
-        known = _PACKAGED.get(name)
-        kind = _own(name) if known is None else getattr(import_module(known.module), known.cls)
+        kind = _own(_PACKAGED.get(name, name), allow_import=name in _PACKAGED)
         try:
             made.append(kind())
         except Exception as error:

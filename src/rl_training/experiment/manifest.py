@@ -45,10 +45,6 @@ class Manifest:
     files: Mapping[str, FileEntry]
     rows: RowsInfo | None
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(entry.size for entry in self.files.values())
-
     def encode(self) -> bytes:
         body: dict[str, Any] = {
             "kind": KIND,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import shutil
 import tempfile
@@ -73,32 +72,12 @@ def find_checkpoint(path: Path, warn: Callable[[str], None] | None = None) -> Pa
 
 
 def _no_folder(path: Path) -> str:
-    """Why a path that is not a folder is not a checkpoint; for an exported policy, with its run."""
+    """Why a path that is not a folder is not a checkpoint."""
     if not path.exists():
         return "no such checkpoint"
-    run = _exported_from(path)
-    if run is None:
-        other = "; files of Stable-Baselines3 cannot be loaded" if path.suffix == ".zip" else ""
-        return f"a file, not a checkpoint folder written by this package{other}"
-    return f"an export holds no trainable state; use the run folder{run and f' {run}'}"
-
-
-def _exported_from(path: Path) -> str | None:
-    """The run of an exported policy, empty if its file does not contain it; None for other files."""
-    texts = []
-    with contextlib.suppress(OSError):
-        texts.append(path.with_suffix(".json").read_bytes())
-    if path.suffix == ".npz":
-        import numpy as np
-
-        with contextlib.suppress(Exception), np.load(path, allow_pickle=False) as file:  # it may be any file
-            texts.append(str(file["info"]).encode())
-    for text in texts:
-        with contextlib.suppress(ValueError):
-            info = files.decode_json(text)
-            if isinstance(info, dict) and {"algorithm", "run", "observation"} <= info.keys():
-                return str(info["run"] or "")
-    return "" if path.suffix == ".onnx" else None
+    hints = dict.fromkeys((".npz", ".onnx", ".json"), "; of an exported policy use the run folder")
+    hint = {**hints, ".zip": "; files of Stable-Baselines3 cannot be loaded"}.get(path.suffix, "")
+    return f"a file, not a checkpoint folder written by this package{hint}"
 
 
 def step_of(checkpoint: Path) -> int:

@@ -19,7 +19,7 @@ import re
 import shlex
 import stat
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -142,15 +142,13 @@ class RunDirectory:
         config: TrainConfig,
         resolved: Mapping[str, Any],
         suffix: str | None = None,
-        command: Sequence[str] | None = None,
         text: str | None = None,
         path: Path | None = None,
         fence: files.Fence = files.unfenced,
     ) -> Self:
         """Create a new folder, lock it and write the configuration and run.json.
 
-        `text`: the config file as the user wrote it. `command`: the command line (default: this process's). `path`:
-        the folder (default: a name with the current time).
+        `text`: the config file as the user wrote it. `path`: the folder (default: a name with the current time).
         """
         problem = f"output_dir {config.output_dir} cannot hold a run (choose another with --output-dir)"
         kind = functools.partial(ConfigError, key="output_dir")
@@ -162,7 +160,7 @@ class RunDirectory:
         with files.os_errors(problem, kind), run._locking():
             run._write(CONFIG, text if text is not None else dump_yaml(config.to_dict()))
             run._write(RESOLVED, dump_yaml(dict(resolved)))
-            run._write("command.txt", shlex.join(command if command is not None else sys.argv) + "\n")
+            run._write("command.txt", shlex.join(sys.argv) + "\n")
             run.checkpoints.mkdir()
             run.update(
                 schema=files.SCHEMA,

@@ -200,8 +200,7 @@ def onnx_bytes(
     )
     helper.set_model_props(model, dict(metadata))
     checker.check_model(model, full_check=True)
-    data: bytes = model.SerializeToString(deterministic=True)
-    return data
+    return model.SerializeToString(deterministic=True)
 
 
 def onnx_runner(data: bytes) -> Callable[[NDArray[Any], NDArray[Any] | None], NDArray[Any]]:
@@ -215,7 +214,6 @@ def onnx_runner(data: bytes) -> Callable[[NDArray[Any], NDArray[Any] | None], ND
 
     def run(observation: NDArray[Any], noise: NDArray[Any] | None) -> NDArray[Any]:
         given = {"observation": observation} | ({} if noise is None else {"noise": noise})
-        action: NDArray[Any] = session.run(["action"], given)[0]
-        return action
+        return session.run(["action"], given)[0]
 
     return run

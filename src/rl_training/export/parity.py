@@ -133,14 +133,12 @@ def _missed(scores: Array, chosen: Array, noise: Array | None) -> Array:
     """Distance of the chosen actions from the correct ones, `[B]`: in score, or in probability if sampled."""
     if noise is None:
         own = np.take_along_axis(scores, chosen[:, None], -1)[:, 0]
-        missed: Array = scores.max(-1) - own
-        return missed
+        return scores.max(-1) - own
     ends = torch.from_numpy(scores).softmax(-1).cumsum(-1).numpy()
     drawn = torch.special.ndtr(torch.from_numpy(noise[:, 0]).double()).numpy()
     above = np.take_along_axis(np.pad(ends, ((0, 0), (1, 0))), chosen[:, None], -1)[:, 0] - drawn
     below = drawn - np.take_along_axis(ends, chosen[:, None], -1)[:, 0]
-    outside: Array = np.maximum(np.maximum(above, below), 0.0)
-    return outside
+    return np.maximum(np.maximum(above, below), 0.0)
 
 
 def _require_legal(got: Array, wanted: Array, loaded: LoadedPolicy) -> None:

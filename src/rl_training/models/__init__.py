@@ -2,16 +2,14 @@
 
 from rl_training.models.mlp import MLP, EnsembleLinear, EnsembleMLP, NetworkConfig
 from rl_training.models.mlp_bc import MLPBCModel, MLPDiscreteBCModel
-from rl_training.models.mlp_crossq import MLPCrossQModel
 from rl_training.models.mlp_flash_sac import MLPFlashSACModel
 from rl_training.models.mlp_fqe import MLPFQEModel
 from rl_training.models.mlp_fql import MLPFQLModel, OneStepActor
 from rl_training.models.mlp_iql import MLPDiscreteIQLModel, MLPIQLModel
 from rl_training.models.mlp_q import MLPQNetwork
 from rl_training.models.mlp_redq import MLPREDQModel
-from rl_training.models.mlp_sac import MLPSACModel
+from rl_training.models.mlp_sac import MLPCrossQModel, MLPSACModel, MLPTQCModel
 from rl_training.models.mlp_td3 import MLPDDPGModel, MLPTD3Model
-from rl_training.models.mlp_tqc import MLPTQCModel
 from rl_training.models.policies import (
     CategoricalActor,
     ChoiceActor,

@@ -31,8 +31,7 @@ _ACTIVATIONS: dict[Activation, Callable[[Array], Array]] = {
 
 def _array(tensor: Any) -> Array:
     """`[in, out]` of a weight and `[1, out]` of a bias; of S policies `[S, in, out]` and `[S, 1, out]`."""
-    array: Array = tensor.detach().squeeze(-3).numpy()
-    return array
+    return tensor.detach().squeeze(-3).numpy()
 
 
 class ArrayMLP(MLP):

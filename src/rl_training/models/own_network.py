@@ -132,12 +132,10 @@ class OwnEnsemble(EnsembleNetwork):
             raise self._refused(f"has a parameter {unused[0]} that does not affect its output; remove it")
 
     def _call(self, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
-        out: Tensor = functional_call(self.module, tensors, (x,))
-        return out
+        return functional_call(self.module, tensors, (x,))
 
     def _together(self, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
-        out: Tensor = torch.vmap(self._call, in_dims=(0, None), randomness="error")(tensors, x)
-        return out
+        return torch.vmap(self._call, in_dims=(0, None), randomness="error")(tensors, x)
 
     def forward(self, x: Tensor, frozen: bool = False, members: Members = None) -> Tensor:
         select, count = selection(frozen, members), self.count(members)

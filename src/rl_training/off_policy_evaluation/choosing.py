@@ -301,8 +301,7 @@ def _clone(data: TransitionDataset, plan: Plan, device: torch.device) -> Policy:
     accelerate(learner, plan.acceleration)
     source = TensorSource(data.rows_on(device), data.layout, learner.generator)
     Updater(learner, source, plan.batch_size).run(plan.updates)
-    policy: Policy = model.policy
-    return policy
+    return model.policy
 
 
 def _text(one: Estimate) -> str:

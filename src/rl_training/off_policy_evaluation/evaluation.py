@@ -301,8 +301,7 @@ def students_quantile(freedom: int) -> float:
 def ranks(values: Floats) -> NDArray[np.int64]:
     """Ranks along the first axis, 1 for the largest value; equal values share a rank, NaN ranks last."""
     finite = np.where(np.isnan(values), -np.inf, values)
-    found: NDArray[np.int64] = 1 + (finite[None] > finite[:, None]).sum(1)
-    return found
+    return 1 + (finite[None] > finite[:, None]).sum(1)
 
 
 def _ranked(

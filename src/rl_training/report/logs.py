@@ -146,8 +146,7 @@ def _updates_at(steps: Floats, known: dict[int, float]) -> Floats:
     if not known:
         return np.full_like(steps, np.nan)
     at = sorted(known)
-    found: Floats = np.interp(steps, at, [known[step] for step in at])
-    return found
+    return np.interp(steps, at, [known[step] for step in at])
 
 
 def _training_seconds(rows: Floats, at: Floats, created: float | None, resumed: Sequence[float]) -> Floats:
@@ -160,5 +159,4 @@ def _training_seconds(rows: Floats, at: Floats, created: float | None, resumed: 
         since = max(since, before.max() if len(before) else start)
         idle[at >= moment] += max(0.0, moment - since)
         since = max(since, moment)
-    found: Floats = at - start - idle
-    return found
+    return at - start - idle

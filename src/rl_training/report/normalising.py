@@ -27,8 +27,7 @@ class Scale:
     source: str
 
     def score(self, values: Floats) -> Floats:
-        found: Floats = (values - self.low) / (self.high - self.low)
-        return found
+        return (values - self.low) / (self.high - self.low)
 
 
 def scale_of(

@@ -10,7 +10,7 @@ import base64
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from html import escape
 from importlib import resources
@@ -78,35 +78,25 @@ def _link(name: str, kind: str, data: bytes, of: str) -> tuple[str, str, str]:
     return label, f"{file}.{kind}", f"data:{of};base64,{base64.b64encode(data).decode()}"
 
 
-@dataclass(frozen=True)
-class Pictures:
-    """The figures of a page by section."""
-
-    overall: list[Picture] = field(default_factory=list)
-    tasks: list[Picture] = field(default_factory=list)
-    curves: dict[str, list[Picture]] = field(default_factory=dict)  # by axis
-    improvement: list[Picture] = field(default_factory=list)
-    settings: list[Picture] = field(default_factory=list)
-
-
-def pictures(summary: Summary) -> Pictures:
-    """All figures that have data."""
-    found = Pictures()
+def pictures(summary: Summary) -> dict[str, list[Picture]]:
+    """All figures that have data, by section of the page."""
+    overall = []
     if summary.overall:
-        found.overall.append(Picture("overall", figures.overall(summary), "Scores over all tasks", wide=True))
-        found.overall.append(Picture("profile", figures.profile(summary), "Performance profiles"))
-    found.improvement.extend(_improvement(summary))
-    for number_, task in enumerate(summary.tasks):
-        figure = figures.intervals(summary, task)
-        found.tasks.append(Picture(f"task-{number_ + 1}", figure, f"Results on {task}"))
+        overall.append(Picture("overall", figures.overall(summary), "Scores over all tasks", wide=True))
+        overall.append(Picture("profile", figures.profile(summary), "Performance profiles"))
+    tasks = [
+        Picture(f"task-{n + 1}", figures.intervals(summary, task), f"Results on {task}")
+        for n, task in enumerate(summary.tasks)
+    ]
+    curves: dict[str, list[Picture]] = {}
     for axis in AXES:
         drawn = {task for at, task, _ in summary.bands if at == axis}
-        found.curves[axis] = [
+        curves[axis] = [
             Picture(f"curve-{axis}-{n + 1}", figures.curves(summary, task, axis), f"Curves on {task} by {axis}")
             for n, task in enumerate(task for task in summary.groups.tasks if task in drawn)
         ]
-    found.settings.extend(_settings(summary))
-    return found
+    improvement, settings = list(_improvement(summary)), list(_settings(summary))
+    return {"overall": overall, "improvement": improvement, "tasks": tasks, **curves, "settings": settings}
 
 
 def _settings(summary: Summary) -> Iterator[Picture]:
@@ -144,8 +134,7 @@ def verdicts(summary: Summary) -> list[str]:
 def coverage() -> dict[str, Any]:
     """Coverage of the intervals, as measured by benchmarks/evidence/coverage.py."""
     text = resources.files("rl_training").joinpath("assets", "report", "coverage.json").read_text("utf-8")
-    found: dict[str, Any] = json.loads(text)
-    return found
+    return json.loads(text)
 
 
 def _sizes(cases: Sequence[Mapping[str, Any]], shares: Sequence[float]) -> str:
@@ -166,13 +155,14 @@ def render(summary: Summary, title: str) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    drawn, measured = pictures(summary), coverage()
+    measured = coverage()
     return environment.get_template("page.html").render(
         title=title,
         summary=summary,
         metric=words_of(summary.reading.metric),
         tables={name: _page_table(table) for name, table in tables(summary).items()},
-        pictures=drawn,
+        pictures=pictures(summary),
+        axes=AXES,
         verdicts=verdicts(summary),
         bases=bases(summary.groups),
         coverage=_sizes(measured["sizes"], [size["methods"][METHOD]["coverage"] for size in measured["sizes"]]),

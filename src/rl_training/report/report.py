@@ -90,8 +90,7 @@ class Report:
             "effects": summary.effects,
             "troubles": summary.troubles,
         }
-        found: dict[str, Any] = plain_data(record)
-        return found
+        return plain_data(record)
 
     @cached_property
     def tables(self) -> dict[str, Table]:
@@ -103,10 +102,8 @@ class Report:
     def figures(self) -> dict[str, Figure]:
         """The matplotlib figures of the page by name."""
         self._require_more_is_better()
-        found = pictures(self.summary)
-        curves = [picture for several in found.curves.values() for picture in several]
-        shown = [*found.overall, *found.improvement, *found.tasks, *curves, *found.settings]
-        return {picture.name: picture.figure for picture in shown}
+        sections = pictures(self.summary).values()
+        return {picture.name: picture.figure for section in sections for picture in section}
 
     def curves(self, axis: Axis = "steps", *, seeds: bool = False) -> Figure:
         """Plot learning curves, a panel per task."""

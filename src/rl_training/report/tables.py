@@ -6,12 +6,12 @@ import csv
 import io
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, fields
 from typing import Any
 
 from rl_training.display.text import number, plain_data
 from rl_training.experiment.metric_names import METRICS, tag_of
-from rl_training.report.facts import facts_of
+from rl_training.report.facts import Facts, facts_of
 from rl_training.report.statistics import Estimate
 from rl_training.report.summary import Pair, Result, Summary
 
@@ -33,6 +33,7 @@ _LATEX = {
     "–": "--",
     "…": r"\dots{}",
 }
+_FACTS = {"differs": "differs from its base", "updates_per_second": "updates/s", "together": "trained together"}
 _SHORT = 24
 # Texts that a spreadsheet would interpret as a formula.
 _FORMULA = re.compile(r"^[=+\-@\t\r]")
@@ -195,20 +196,7 @@ def _pairs(summary: Summary) -> Table:
 
 
 def _facts(summary: Summary) -> Table:
-    columns = (
-        "task",
-        "method",
-        "seeds",
-        "differs from its base",
-        "budget",
-        "episodes",
-        "data",
-        "versions",
-        "device",
-        "seconds",
-        "updates/s",
-        "trained together",
-    )
+    columns = tuple(_FACTS.get(one.name, one.name) for one in fields(Facts))
     rows = tuple(astuple(one) for one in facts_of(summary.groups))
     return Table("compared", "What was compared", columns, rows)
 

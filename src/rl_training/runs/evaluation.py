@@ -122,14 +122,14 @@ class Evaluations:
         session = self._session
         saved = state.save_networks(session)
         try:
-            info = write_checkpoint(session.run.best, session.clock.ticks, **vars(saved), fence=session.run.fence)
+            best = write_checkpoint(session.run.best, session.clock.ticks, **vars(saved), fence=session.run.fence)
         except CheckpointError as error:
             session.say(f"warning: {error}; the best policy was not saved")
             return
         with session.deleting(session.run.best):
             # Including later steps, which a killed run may have left.
             for path in list_checkpoints(session.run.best):
-                if path == info.path:
+                if path == best:
                     continue
                 if scored_elsewhere(path, session.config):
                     set_aside(path, session.run.earlier_best)

@@ -273,7 +273,7 @@ class Session:
         self.metrics_log.flush()
         saved = state.save(self)
         try:
-            info = write_checkpoint(
+            path = write_checkpoint(
                 self.run.checkpoints,
                 self.clock.ticks,
                 **vars(saved),
@@ -291,10 +291,10 @@ class Session:
         if not self.run.record.get("saved"):
             self.note_in_run(saved=True)
         self.metrics_log.cover(self.clock.ticks)
-        self.checkpoint_path, self.saved_step, self._saved = info.path, self.clock.ticks, self._version()
+        self.checkpoint_path, self.saved_step, self._saved = path, self.clock.ticks, self._version()
         self._note_unreplayable()
         self._prune()
-        self._announce(info.path)
+        self._announce(path)
 
     def _announce(self, checkpoint: Path) -> None:
         for callback in self.callbacks:

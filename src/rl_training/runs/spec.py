@@ -128,8 +128,7 @@ class RunSpec:
         """The result of `build`, cached under `name` and shared by all members of a population."""
         if name not in self.shared:
             self.shared[name] = build()
-        value: T = self.shared[name]
-        return value
+        return self.shared[name]
 
     @property
     def n_step(self) -> int:

@@ -283,8 +283,7 @@ def clips_observations(checkpoint: Checkpoint | None) -> bool:
 
 def moments_of(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
     """The running statistics of the checkpoint's normaliser; None if it has no normaliser, or a fixed one."""
-    found: Mapping[str, Any] | None = checkpoint.records.get("collector", {}).get("moments")
-    return found
+    return checkpoint.records.get("collector", {}).get("moments")
 
 
 def read_run_checkpoint(path: Path) -> Checkpoint:

@@ -109,7 +109,7 @@ def _last(folder: Path, place: str) -> Iterator[tuple[str, bytes]]:
     records = {name: record for name, record in checkpoint.records.items() if name != "judged"}
     with tempfile.TemporaryDirectory() as made:
         tensors = {"networks": checkpoint.tensors["networks"]}
-        written = write_checkpoint(Path(made), checkpoint.step, tensors=tensors, records=records).path
+        written = write_checkpoint(Path(made), checkpoint.step, tensors=tensors, records=records)
         for file in sorted(written.iterdir()):
             yield f"{place}{written.name}/{file.name}", file.read_bytes()
 

@@ -68,8 +68,7 @@ def identity(settings: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(stopping := flat.get(_EARLY_STOPPING), dict):
         removed = REMOVED_FROM_EARLY_STOPPING.items()
         flat[_EARLY_STOPPING] = {name: value for name, value in stopping.items() if (name, value) not in removed}
-    known: dict[str, Any] = map_data_files(lambda _, path: PurePath(path).name, flat)
-    return known
+    return map_data_files(lambda _, path: PurePath(path).name, flat)
 
 
 def _added_to(algo: str) -> dict[str, Any]:
