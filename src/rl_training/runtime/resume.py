@@ -31,7 +31,13 @@ from rl_training.runs.state import config_of, spaces_from
 from rl_training.runtime.loading import open_checkpoint
 from rl_training.runtime.offline import require_data
 from rl_training.runtime.populations import copied
-from rl_training.runtime.resume_settings import changed_config, require_resumable, require_same_seed, with_data
+from rl_training.runtime.resume_settings import (
+    changed_config,
+    naming_files,
+    require_resumable,
+    require_same_seed,
+    with_data,
+)
 
 
 def resume_training(
@@ -112,8 +118,10 @@ def train_in_folders(
     try:
         for (config, home), place in zip(members, places, strict=True):
             if homes[home]:
-                changes = {"allow_import": config.allow_import}
-                run = _resumed_member(place, options, changes=changes, shared=shared, warn=warnings.warn)
+                changes, moved = {"allow_import": config.allow_import}, naming_files(config)
+                run = _resumed_member(
+                    place, options, changes=changes, overrides=moved, shared=shared, warn=warnings.warn
+                )
             else:
                 spec = spec_of(config)
                 run = spec.run_spec(config, options=replace(options, folder=home), shared=shared)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -65,6 +66,17 @@ def with_data(
     remedy = f"{cause}, add --set {'datasets' if mixture else 'dataset_path'}=…"
     found = [{**one, **_located(one.get("dataset_path"), known, folder, remedy)} for one in _dataset_settings(now)]
     return now.replace(algo_kwargs={**now.algo_kwargs, "datasets": found} if mixture else found[0])
+
+
+def as_overrides(algo_kwargs: Mapping[str, Any]) -> list[str]:
+    """Settings of the algorithm as `key=value` overrides."""
+    return [f"algo_kwargs.{key}={json.dumps(value)}" for key, value in algo_kwargs.items()]
+
+
+def naming_files(config: TrainConfig) -> list[str]:
+    """The settings of `config` that name its data files, as overrides."""
+    named = {key: config.algo_kwargs.get(key) for key in ("dataset_path", "datasets")}
+    return as_overrides({key: value for key, value in named.items() if value})
 
 
 def _dataset_settings(config: TrainConfig) -> list[Mapping[str, Any]]:
