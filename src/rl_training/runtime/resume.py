@@ -157,7 +157,7 @@ def resumed_run(
     rewinds = options.rewinds and (home / RECORD).is_file()
     checkpoint = None if rewinds or _has_no_checkpoint(home) else open_checkpoint(home, warn)
     before, data = _recorded(home, rewinds) if checkpoint is None else _saved(checkpoint)
-    config = with_data(before, changed_config(before, changes, overrides), data, dataset)
+    config = with_data(before, changed_config(before, changes, overrides), data, dataset, overrides=overrides)
     require_same_seed(before, config)
     if checkpoint is not None:
         _require_fit(checkpoint, before, config, given)
