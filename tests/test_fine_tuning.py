@@ -22,8 +22,10 @@ from rl_training.data.n_step import NStepReturns
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.sources import MixedSource, TensorSource
 from rl_training.data.transitions import RowLayout
+from rl_training.environments.making import spaces_of
 from rl_training.environments.playing import Evaluator
 from rl_training.errors import ConfigError, DatasetError
+from rl_training.experience.collecting import collect_random
 from rl_training.experiment.checkpointing import find_checkpoint, read_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec, setting_names
@@ -432,6 +434,19 @@ def test_other_data_than_those_of_the_offline_run_are_named(
     train(config, options=RunOptions())
     said = [line for line in capfd.readouterr().err.splitlines() if "data differ" in line]
     assert said == ([] if named is None else [f"its data differ from those of that run: {named}"])
+
+
+def test_another_environment_is_not_named_as_the_cause_of_other_rows_of_a_file(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = offline("awac", tmp_path)
+    file = collect_random(config, spaces_of(config), 600, seed=0).save(tmp_path / "x.npz")
+    kwargs = {"dataset_kind": "npz", "dataset_path": str(file), "validation_fraction": 0.4}
+    first = train(offline("awac", tmp_path, env_id=None, kwargs=kwargs)).run_dir
+    config = fine_tuning_config(str(first), {"total_timesteps": 25, "env_id": "Pendulum-v1"})
+    train(config, options=RunOptions())
+    rows = f"400 rows of {file} -> 600 rows of {file}"
+    assert f"its data differ from those of that run: {rows}\n" in capfd.readouterr().err
 
 
 def test_a_changed_number_of_updates_stretches_a_schedule_and_says_so(

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+import rl_training
 from rl_training import TransitionDataset
 from rl_training.data.loading import DatasetConfig
 from rl_training.errors import ConfigError, DatasetError
@@ -343,3 +344,21 @@ def test_a_file_of_the_same_name_does_not_take_the_place_of_the_run_s(
     shutil.copy(relative / "b.npz", tmp_path / "a.npz")
     monkeypatch.chdir(tmp_path)
     assert run_record(resume(run).run_dir)["exact_resume"]
+
+
+@pytest.mark.parametrize("kwargs", [ONE, MIXED], ids=["one", "mixture"])
+def test_a_file_that_is_named_again_is_that_of_the_current_folder(
+    relative: Path, kwargs: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = begun(relative, kwargs)
+    shutil.copy(relative / "b.npz", tmp_path / "a.npz")
+    monkeypatch.chdir(tmp_path)
+    setting = "datasets" if kwargs["dataset_kind"] is None else "dataset_path"
+    resumed = resume(run, overrides=[f"algo_kwargs.{setting}={json.dumps(kwargs[setting])}"])
+    record = run_record(resumed.run_dir)
+    assert record["inexact"][0].startswith("step 2: the data have changed: ")
+    assert record["dataset"]["name"].startswith("a.npz")
+    model = rl_training.load(begun(relative / "..", ONE))  # on a.npz of the current folder
+    monkeypatch.chdir(relative)
+    other = model.learn(2, dataset="a.npz", progress_bar=False).run_dir
+    assert run_record(other)["inexact"][0].startswith("step 2: the data have changed: ")

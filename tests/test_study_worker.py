@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,16 @@ import pytest
 from typer.testing import CliRunner
 
 from rl_training.cli import main
+from rl_training.environments.making import spaces_of
 from rl_training.errors import ConfigError, DiskFullError, DivergedError, EnvironmentFailure
+from rl_training.experience.collecting import collect_random
 from rl_training.experiment import files
 from rl_training.experiment.checkpointing import find_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.runs import lock_run
 from rl_training.runs import fleet
 from rl_training.runs.spec import RunSpec
+from rl_training.runtime.resume import train_in_folders
 from rl_training.study import Study, claims, worker
 from rl_training.study.claims import Owner, read_claim
 from rl_training.study.plan import read_plan
@@ -32,7 +35,7 @@ from rl_training.study.planning import has_begun
 from rl_training.study.trials import Failure, note_failure, read_failure
 from rl_training.study.worker import work
 from tests.reliability.processes import Child, wait_for
-from tests.runs import checkpoint_names, fingerprint, run_record
+from tests.runs import QUIET, checkpoint_names, fingerprint, interrupted, run_record, tiny
 from tests.studies import contents, differing, homes, study_in, unlike
 
 # Long enough to be killed on its way.
@@ -300,6 +303,29 @@ def test_the_trials_of_a_group_are_trained_together(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(worker, "train_in_folders", noted)
     work(planned(tmp_path, population=2, seeds=[0, 1, 2]))
     assert seen == [[0, 1], [2]]
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_an_interrupted_trial_continues_on_data_that_were_moved(mixed: bool, tmp_path: Path) -> None:
+    """The settings that the run decided when it started stay."""
+    config = tiny("rlpd", tmp_path, total_timesteps=60, checkpoint_interval=20, eval_episodes=0)
+    rows = collect_random(config, spaces_of(config), 200, seed=0)
+
+    def on(folder: str) -> TrainConfig:
+        file = {"dataset_path": str(tmp_path / folder / "x.npz")}
+        kept = {key: value for key, value in config.algo_kwargs.items() if key != "learning_starts"}
+        named = {"dataset_kind": None, "datasets": [file]} if mixed else {"dataset_kind": "npz"} | file
+        return config.replace(algo_kwargs=kept | named)
+
+    rows.save(tmp_path / "here" / "x.npz")
+    homes = [tmp_path / "done", tmp_path / "moved"]
+    train_in_folders([(on("here"), homes[0])], QUIET, begun=Path.exists)
+    interrupted(on("here"), 20, options=replace(QUIET, folder=homes[1]))
+    (tmp_path / "here").rename(tmp_path / "there")
+    assert train_in_folders([(on("there"), homes[1])], QUIET, begun=Path.exists) == [None]
+    assert run_record(homes[1])["exact_resume"]
+    whole, moved = (fingerprint(find_checkpoint(home)) for home in homes)
+    assert {key: text.replace("/there/", "/here/") for key, text in moved.items()} == whole
 
 
 @pytest.mark.parametrize(

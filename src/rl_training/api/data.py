@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from rl_training.errors import ConfigError, nearest
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import resolve, spec_of
 from rl_training.runtime.online import learns_without_data
+from rl_training.runtime.resume_settings import as_overrides
 
 Data = TransitionDataset | str | os.PathLike[str] | Mapping[str, Any] | None
 # Keys of `algo_kwargs` that name the data; a file passed to `learn` replaces all of them.
@@ -49,8 +49,7 @@ def resolve_data(
 def naming_file(config: TrainConfig) -> list[str]:
     """The settings that name the data of `config`, and replace those that named other data, as overrides."""
     named = {key: value for key, value in config.algo_kwargs.items() if key in _DATA_KEYS}
-    values = {"dataset_path": None, "dataset_id": None, "datasets": [], **named}
-    return [f"algo_kwargs.{key}={json.dumps(value)}" for key, value in values.items()]
+    return as_overrides({"dataset_path": None, "dataset_id": None, "datasets": [], **named})
 
 
 def _from_mapping(

@@ -48,6 +48,7 @@ def mix(
             f"{name}: rewards were transformed differently: {sorted(maps)}; mix first, then transform"
         )
     probs = [dataset.action_probs for dataset, _ in components if dataset.action_probs is not None]
+    firsts = np.cumsum([0, *(len(one.episode_ends) + len(one.lost) for one, _ in components)]).tolist()
     return TransitionDataset(
         rows=rows,
         spaces=first.spaces,
@@ -58,6 +59,7 @@ def mix(
         reward_map=maps.pop(),
         extras=first.extras,
         action_probs=np.concatenate(probs) if len(probs) == len(components) else None,
+        lost=tuple(first + number for first, (dataset, _) in zip(firsts, components) for number in dataset.lost),
     )
 
 

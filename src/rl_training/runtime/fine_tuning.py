@@ -62,7 +62,7 @@ def fine_tuning_config(run: str, changes: Mapping[str, Any], overrides: Sequence
         )
     published = checkpoint.path.is_relative_to(GALLERY)
     cause = "a published policy comes without its data" if published else "if it was moved"
-    return with_data(before, config, data, None, cause)
+    return with_data(before, config, data, None, cause, overrides)
 
 
 def _can_continue(spec: AlgorithmSpec) -> bool:

@@ -205,7 +205,8 @@ def _data_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Those of the settings of a run that determine its data."""
     kwargs = settings["algo_kwargs"]
     names = [name for name in DatasetConfig.model_fields if name in kwargs]
-    return {"env_id": settings["env_id"], **{name: kwargs[name] for name in names}}
+    collected = any(one.get("dataset_kind") == "random" for one in (kwargs, *kwargs.get("datasets", ())))
+    return {name: kwargs[name] for name in names} | ({"env_id": settings["env_id"]} if collected else {})
 
 
 class FineTuning(OfflineToOnline):

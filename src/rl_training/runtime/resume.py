@@ -31,7 +31,13 @@ from rl_training.runs.state import config_of, spaces_from
 from rl_training.runtime.loading import open_checkpoint
 from rl_training.runtime.offline import require_data
 from rl_training.runtime.populations import copied
-from rl_training.runtime.resume_settings import changed_config, require_resumable, require_same_seed, with_data
+from rl_training.runtime.resume_settings import (
+    changed_config,
+    naming_files,
+    require_resumable,
+    require_same_seed,
+    with_data,
+)
 
 
 def resume_training(
@@ -134,8 +140,10 @@ def train_in_folders(
     try:
         for (config, home), place in zip(members, places, strict=True):
             if homes[home]:
-                changes = {"allow_import": config.allow_import}
-                run = _resumed_member(place, options, changes=changes, shared=shared, warn=warnings.warn)
+                changes, moved = {"allow_import": config.allow_import}, naming_files(config)
+                run = _resumed_member(
+                    place, options, changes=changes, overrides=moved, shared=shared, warn=warnings.warn
+                )
             else:
                 spec = spec_of(config)
                 run = spec.run_spec(config, options=replace(options, folder=home), shared=shared)
@@ -171,7 +179,7 @@ def resumed_run(
     rewinds = options.rewinds and (home / RECORD).is_file()
     checkpoint = None if rewinds or _has_no_checkpoint(home) else open_checkpoint(home, warn)
     before, data = _recorded(home, rewinds) if checkpoint is None else _saved(checkpoint)
-    config = with_data(before, changed_config(before, changes, overrides), data, dataset)
+    config = with_data(before, changed_config(before, changes, overrides), data, dataset, overrides=overrides)
     require_same_seed(before, config)
     if checkpoint is not None:
         _require_fit(checkpoint, before, config, given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -52,19 +53,36 @@ def with_data(
     record: Mapping[str, Any],
     given: TransitionDataset | None,
     cause: str = "if it was moved",
+    overrides: Sequence[str] = (),
 ) -> TrainConfig:
     """`now` with located data files; relative paths start from the folder where the run was started.
 
-    `cause` is part of the message if a file does not exist.
+    Those that `overrides` name start from the current folder, if the file is there. `cause` is part of the message
+    if a file does not exist.
     """
     if given is not None:
         return now
     folder = Path(str(record.get("folder", Path.cwd())))
+    names = [one.partition("=")[0].strip().removeprefix("algo_kwargs.") for one in overrides]
+    named = any(name.partition(".")[0] in ("dataset_path", "datasets") for name in names)
     known = {one.get("dataset_path") for one in _dataset_settings(before)}
+    if named:
+        known = {path for path in known if not (path and Path(path).is_file())}
     mixture = bool(now.algo_kwargs.get("datasets"))
     remedy = f"{cause}, add --set {'datasets' if mixture else 'dataset_path'}=…"
     found = [{**one, **_located(one.get("dataset_path"), known, folder, remedy)} for one in _dataset_settings(now)]
     return now.replace(algo_kwargs={**now.algo_kwargs, "datasets": found} if mixture else found[0])
+
+
+def as_overrides(algo_kwargs: Mapping[str, Any]) -> list[str]:
+    """Settings of the algorithm as `key=value` overrides."""
+    return [f"algo_kwargs.{key}={json.dumps(value)}" for key, value in algo_kwargs.items()]
+
+
+def naming_files(config: TrainConfig) -> list[str]:
+    """The settings of `config` that name its data files, as overrides."""
+    named = {key: config.algo_kwargs.get(key) for key in ("dataset_path", "datasets")}
+    return as_overrides({key: value for key, value in named.items() if value})
 
 
 def _dataset_settings(config: TrainConfig) -> list[Mapping[str, Any]]:
