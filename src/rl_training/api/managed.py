@@ -215,7 +215,8 @@ class ManagedAlgorithm(Generic[Seeds]):
         self.config, data = resolve_data(dataset, self.config.replace(**changes), self._given)
         self._dataset = self._dataset if dataset is None else data
         if dataset is not None and data is None:
-            changes["algo_kwargs"] = self.config.algo_kwargs
+            recorded = config_of(loading.open_checkpoint(path))  # with settings that were decided when it started
+            changes["algo_kwargs"] = resolve_data(dataset, recorded)[0].algo_kwargs
         run: dict[str, Any] = {"callbacks": watching, "dataset": self._dataset, "given": self._given}
         run |= {"changes": changes, "loggers": as_loggers(loggers), "quiet": not progress_bar}
         manager, complete = ExperimentManager(), not self.members  # a member that was not resumed has a checkpoint
