@@ -60,6 +60,16 @@ def test_another_environment_is_named_recorded_and_scored_anew(
     assert [int(step) for step in run.curve.steps] == [40, 50]
 
 
+@pytest.mark.parametrize("before", ["Pendulum-v1", "torch/Pendulum-v1"])
+def test_a_run_stays_in_its_kind_of_environment(before: str, tmp_path: Path) -> None:
+    """Their running episodes are stored in different ways."""
+    run = train(tiny("sac", tmp_path, env_id=before, num_envs=2, total_timesteps=20, eval_episodes=0)).run_dir
+    now = {"Pendulum-v1": "torch/Pendulum-v1", "torch/Pendulum-v1": "Pendulum-v1"}[before]
+    message = f"^env_id: {now} is a .* and the run was trained in a .*; start a new run, with init_from for its"
+    with pytest.raises(ConfigError, match=message):
+        resume(run, changes={"env_id": now, "total_timesteps": 40})
+
+
 def test_a_worse_score_is_the_best_of_another_environment(tmp_path: Path) -> None:
     before = short_run(tmp_path)
     changes = {"eval_max_steps": 50, "total_timesteps": 40, "env_kwargs": SHORT | {"max_episode_steps": 200}}

@@ -160,6 +160,8 @@ def test_a_schedule_counts_the_updates_made_and_those_still_due(tmp_path: Path) 
         ("iql", {}, "the learning-rate schedule"),
         ("dqn", {}, "exploration"),
         ("dqn", {"warmup_steps": 5}, "exploration"),  # a warm-up does not depend on the total
+        ("dqn", {"exploration_fraction": 0.0}, ""),
+        ("dqn", {"exploration_initial_eps": 0.1, "exploration_final_eps": 0.1}, ""),
         ("dqn", {"learning_rate_schedule": "linear"}, "the learning-rate schedule and exploration"),
         ("sac", {}, ""),
     ],

@@ -81,6 +81,14 @@ def test_offline_evaluations_count_updates(tmp_path: Path) -> None:
     assert watch.evaluations == [("offline", step) for step in (30, 60, 90, 100)]
 
 
+@pytest.mark.parametrize("algo", LOOPS)
+def test_an_interval_that_a_resumed_run_adds_is_due_at_its_next_multiple(algo: str, tmp_path: Path) -> None:
+    kwargs = {"offline_pretrain_updates": 10} if algo == "rlpd" else {}
+    run, watch = train(scripted(algo, tmp_path, kwargs, total_timesteps=50)).run_dir, Watch()
+    resume(run, [watch], overrides=["eval_interval=20"], changes={"total_timesteps": 100})
+    assert [step for _, step in watch.evaluations] == [60, 80, 100]
+
+
 def test_rlpd_counts_updates_while_it_pretrains_and_then_steps(tmp_path: Path) -> None:
     watch = Watch()
     kwargs = {"eval_interval": 20, "offline_pretrain_updates": 50}

@@ -109,8 +109,6 @@ class Learner:
     fixed_by_model: ClassVar[tuple[str, ...]] = ()
     # Names of the optimisers that a learning-rate schedule applies to; None means all.
     scheduled: ClassVar[tuple[str, ...] | None] = None
-    # Whether `explore` depends on `progress`.
-    explores_by_progress: ClassVar[bool] = False
     # Whether targets contain the value of the next observation; if not, `n_step` is not a setting.
     bootstraps: ClassVar[bool] = True
     # Settings of `algo_kwargs` that are accepted but have no effect.
@@ -198,6 +196,11 @@ class Learner:
     def schedule_step(self, optimizer: Adam, update: int) -> int:
         """The position of `optimizer` in the learning-rate schedule at `update`; by default the update."""
         return update
+
+    @property
+    def explores_by_progress(self) -> bool:
+        """Whether `explore` depends on `progress`; by default it does not."""
+        return False
 
     @property
     def longest_noise(self) -> int:

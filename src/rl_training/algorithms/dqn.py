@@ -71,11 +71,15 @@ class DQN(Learner):
     Config = DQNConfig
     Model = MLPQNetwork
     discrete = True
-    explores_by_progress = True
 
     def __init__(self, *, model: MLPQNetwork, **hyperparameters: Any) -> None:
         super().__init__(model=model, **hyperparameters)
         self.optimizers = {"q": self.adam(model.q_network)}
+
+    @property
+    def explores_by_progress(self) -> bool:
+        config = self.config
+        return config.exploration_fraction > 0 and config.exploration_initial_eps != config.exploration_final_eps
 
     def epsilon(self, progress: float | Tensor) -> Any:
         """The probability of a random action at `progress` in [0, 1] of the run; a tensor for a tensor."""

@@ -29,7 +29,7 @@ from rl_training.experiment.checkpointing import Checkpoint, Saved, checkpoint_e
 from rl_training.experiment.compat import with_defaults_of
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.files import SCHEMA
-from rl_training.runs.callbacks import Callback
+from rl_training.runs.callbacks import Callback, PeriodicCallback
 from rl_training.runs.clock import Clock
 from rl_training.spaces import SpaceSpec
 
@@ -136,6 +136,8 @@ def _restore_trainer(session: Session, trainer: Mapping[str, Any]) -> None:
     for name, callback in named_callbacks(session.callbacks):
         if name in trainer["callbacks"]:
             callback.load_state_dict(trainer["callbacks"][name])
+        elif isinstance(callback, PeriodicCallback):
+            callback.cadence.last = session.clock.now  # a new one is due at the next multiple of its interval
     session.mark = (time.monotonic(), session.clock.ticks)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from rl_training.data.datasets import TransitionDataset
 from rl_training.environments.making import spaces_of
-from rl_training.environments.user_environments import UserEnvironments
+from rl_training.environments.user_environments import UserEnvironments, tensor_maker
 from rl_training.errors import CheckpointError, ClaimLost, ConfigError, RunInUse
 from rl_training.experiment.checkpointing import Checkpoint, latest_valid, list_checkpoints
 from rl_training.experiment.compat import with_defaults_of
@@ -215,11 +215,26 @@ def _require_fit(
 ) -> None:
     """Raise if the checkpoint of a run with the settings `before` cannot resume with the settings `now`."""
     require_resumable(checkpoint, before, now)
+    _require_same_kind(checkpoint, now, given)
     discrete = spec_of(now).chosen(now.regime)[1].takes_discrete
     if now.env_id is not None and (
         difference := spaces_of(now, discrete=discrete, given=given).difference(spaces_from(checkpoint))
     ):
         raise CheckpointError(f"{checkpoint.path}: the environment's spaces have changed ({difference})")
+
+
+def _require_same_kind(checkpoint: Checkpoint, now: TrainConfig, given: UserEnvironments | None) -> None:
+    """Raise if the run would continue in a Gymnasium environment instead of a tensor environment, or vice versa."""
+    before = checkpoint.records.get("collector")
+    steps_tensors = tensor_maker(now, given) is not None
+    if before is None or ("num_envs" in before) == steps_tensors:
+        return
+    kinds = "a Gymnasium environment", "a TensorEnv or vector environment"
+    raise ConfigError.of(
+        "env_id",
+        f"{now.env_id} is {kinds[steps_tensors]} and the run was trained in {kinds[not steps_tensors]}; start a "
+        "new run, with init_from for its networks",
+    )
 
 
 def _has_no_checkpoint(home: Path) -> bool:
