@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import posix
 import re
 import signal
 import threading
@@ -228,6 +229,18 @@ def test_the_time_limit_is_distinguished_from_other_signals() -> None:
     with pytest.raises(TrainingInterrupted), working.stop_after(60) as over:
         signal.raise_signal(signal.SIGTERM)
     assert not over.is_set()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_time_limit_before_the_first_worker_starts_ends_the_study(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reopen = working.reopen_failed
+    monkeypatch.setattr(os, "posix_spawn", posix.posix_spawn)  # a forked worker would have the handlers of the pool
+    monkeypatch.setattr(working, "reopen_failed", lambda *of, **kinds: (time.sleep(0.5), reopen(*of, **kinds)))
+    order = working.Order(tmp_path / "out", commit="abc")
+    status = working._worked(working.prepared(study, order), 0.05, "abc", order)
+    assert status.counts["done"] == 0
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 

@@ -16,6 +16,7 @@ import pytest
 from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.experiment.strict_yaml import dump_yaml
 from rl_training.runs.session import Session
+from rl_training.runs.signals import TrainingInterrupted
 from rl_training.study import Study, worker_pool
 from rl_training.study.claims import ClaimRecord, Owner, read_claim, take
 from rl_training.study.plan import read_plan
@@ -106,6 +107,21 @@ def test_a_worker_that_compiles_is_killed_with_its_compiler_and_loses_only_what_
     assert Study(folder).run().counts["done"] == 3
     study_in(tmp_path / "b", set={**LONGER, "total_timesteps": 300}, seeds=[0, 1, 2], population="off").run()
     assert differing(folder, tmp_path / "b" / "tiny") == []
+
+
+def test_a_signal_during_the_start_of_a_worker_stops_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = study_in(tmp_path, seeds=[0])
+    start = worker_pool.start_worker
+
+    def interrupted(*words: object, **options: object) -> worker_pool.WorkerProcess:
+        process = start(*words, **options)  # type: ignore[arg-type]
+        signal.raise_signal(signal.SIGINT)
+        return process
+
+    monkeypatch.setattr(worker_pool, "start_worker", interrupted)
+    with pytest.raises(TrainingInterrupted, match="the same command goes on"):
+        LocalPool(study.folder, study.plan(), 1).run(lambda: None)
+    assert study.status().counts["waiting"] == 1
 
 
 def test_a_worker_that_saves_is_not_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,7 @@ def _worked(study: Study, seconds: float | None, commit: str, order: Order) -> S
     before = _moments(study.folder, plan)
     with stop_after(seconds) as stopped, contextlib.suppress(_OutOfTime):
         try:
-            _train(study, plan, order.workers, _Results(study.folder, order, before, commit))
+            _train(study, plan, order.workers, _Results(study.folder, order, before, commit), stopped)
         except TrainingInterrupted:
             if not stopped.is_set():
                 raise
@@ -104,13 +104,17 @@ class _OutOfTime(Exception):
     pass
 
 
-def _train(study: Study, plan: Plan, workers: int, results: _Results) -> None:
+def _train(study: Study, plan: Plan, workers: int, results: _Results, stopped: threading.Event) -> None:
     """Train missing runs in separate processes, which can be stopped even while they compile."""
+    watched = threading.Event()
     reopen_failed(study.folder, plan, NEVER_RETRIED, only=(FULL_DISK,))
     print(f"{plan.name}: {len(plan.trials)} trials in {study.folder}", flush=True)
     with TrialWatcher(study.folder, lambda text: print(text, flush=True)) as ended:
 
         def watch() -> None:
+            if stopped.is_set() and not watched.is_set():  # its signal may have come before the pool's handlers
+                signal.raise_signal(signal.SIGTERM)
+            watched.set()
             ended()
             results.update()
 

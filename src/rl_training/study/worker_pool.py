@@ -88,7 +88,8 @@ class WorkerPool(ABC):
         with stop_handler(self._forward):
             try:
                 for index in range(len(self._workers)):
-                    self._workers[index] = self._start(index) if self._stopped is None else None
+                    if self._stopped is None:
+                        self._begin(index)
                 while sum(self._keep_running(index) for index in range(len(self._workers))):
                     watch()
                     time.sleep(POLL)
@@ -124,8 +125,13 @@ class WorkerPool(ABC):
         if self._errors >= _MOST_ERRORS or self._short_lives >= _MOST_SHORT_LIVES:
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
             raise RLTrainingError(f"workers keep dying, the last by {how}; see {self._folder / LOGS}")
-        self._workers[index] = self._start(index)
+        self._begin(index)
         return True
+
+    def _begin(self, index: int) -> None:
+        worker = self._workers[index] = self._start(index)
+        if self._stopped is not None:  # the signal came during the start
+            worker.stop(signal.SIGTERM)
 
 
 class LocalPool(WorkerPool):
