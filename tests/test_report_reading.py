@@ -208,6 +208,13 @@ def test_updates_before_the_first_environment_step_are_below_0(tmp_path: Path) -
     assert offline.curve.steps.tolist() == [100, 200]
 
 
+def test_the_budget_of_an_interrupted_run_includes_its_updates_before_the_first_step(tmp_path: Path) -> None:
+    learned = settings_of("rlpd", offline_pretrain_updates=300)
+    write_run(tmp_path / "a", (1.0, 2.0, 3.0, 4.0), settings=learned, status="interrupted")
+    (trouble,) = report.read(tmp_path).summary.troubles
+    assert trouble.reason == "interrupted at step 400 of 1,300"
+
+
 def test_incomplete_lines_and_invalid_numbers_are_skipped() -> None:
     log = log_of([1.0, 2.0]).encode() + b"300,1800000010.0,2,,,inf,\n400,x,2,,,3.0,\n500,1800000012.0,2,,,4.0,9"
     found = read_log(log, "eval_return_mean")

@@ -236,6 +236,23 @@ def test_time_left_is_known_from_what_is_done(tmp_path: Path) -> None:
     assert made.status().seconds_left == pytest.approx(took)
 
 
+def test_updates_before_the_first_step_are_not_steps_of_a_running_trial(tmp_path: Path) -> None:
+    made = study_in(tmp_path, seeds=[0])
+    (trial,) = made.plan().trials
+    home = made.folder / "runs" / trial.name
+    home.mkdir(parents=True)
+    lines = [
+        "step,time,schema,time/total_timesteps,eval/mean_reward",
+        "300,1,2,0.0,",
+        "320,2,2,20.0,",
+        "340,3,2,,7.0",
+    ]
+    for rows, step in ((2, 0), (3, 20), (4, 40)):
+        (home / "metrics.csv").write_text("\n".join(lines[:rows]) + "\n")
+        assert made.status().trials[0].step == step
+    assert made.status().trials[0].eval_return == 7.0
+
+
 def test_status_is_shown_again_until_the_study_is_over(study: Study) -> None:
     once = command("status", study.folder).stdout
     assert command("status", study.folder, "--watch", "0.1").stdout == once  # it is over

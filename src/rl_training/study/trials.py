@@ -12,6 +12,7 @@ from typing import Any
 
 from rl_training.errors import DatasetError, DiskFullError, RLTrainingError, device_error, one_line, with_causes
 from rl_training.experiment import files
+from rl_training.experiment.metric_names import tag_of
 from rl_training.experiment.runs import DONE, read_run_record
 from rl_training.settings import at_home
 from rl_training.study.plan import RUNS, Plan, Trial, data_files
@@ -22,6 +23,7 @@ _USAGE = 2
 NEVER_RETRIED = (_USAGE, 3, 4)
 # A trial for which the disk had no room; it is tried again. The command line's own exit code differs.
 FULL_DISK = 5
+_STEPS_MADE = tag_of("global_step")
 
 
 @dataclass(frozen=True)
@@ -130,11 +132,16 @@ def failure_name(trial: Trial) -> str:
 
 
 def logged_progress(home: Path) -> tuple[int, float | None]:
-    """The last step and the newest evaluation in a run's metrics.csv, which may be written concurrently."""
-    step, newest = 0, None
+    """The last step and the newest evaluation in a run's metrics.csv, which may be written concurrently.
+
+    Updates before the first environment step do not count, as in `total_timesteps`.
+    """
+    step, before, newest = 0, 0, None
     with contextlib.suppress(OSError, csv.Error), (home / "metrics.csv").open(newline="", errors="replace") as file:
         for row in csv.DictReader(file):
             with contextlib.suppress(ValueError, TypeError):
                 step = max(step, int(row.get("step") or 0))
+                if made := row.get(_STEPS_MADE):
+                    before = step - int(float(made))
                 newest = float(row.get("eval/mean_reward") or "")
-    return step, newest
+    return step - before, newest
