@@ -19,7 +19,7 @@ from rl_training.runtime.workflows import predict_checkpoint
 from rl_training.study import Study, packing
 from rl_training.study.packing import pack_study, unpack_study
 from rl_training.study.plan import read_plan
-from rl_training.study.trials import record_of
+from rl_training.study.trials import FULL_DISK, Failure, note_failure, record_of
 from rl_training.study.worker import restart_unfinished
 from tests.studies import contents, homes, study_in
 
@@ -210,6 +210,15 @@ def test_without_policies_it_is_smaller_and_tells_the_same(study: Path, packed: 
     assert not [name for name in zipfile.ZipFile(tmp_path / "none.zip").namelist() if "safetensors" in name]
     assert (tmp_path / "none.zip").stat().st_size < packed.stat().st_size
     assert Study(unpack_study(tmp_path / "none.zip", tmp_path / "back")).frame() == Study(study).frame()
+
+
+def test_what_was_packed_after_the_disk_was_full_starts_again(study: Path, packed: Path, tmp_path: Path) -> None:
+    back = unpack_study(packed, tmp_path / "back")
+    plan, (_, home) = read_plan(back), homes(back)
+    amend_record(home, status="failed")
+    note_failure(back, next(trial for trial in plan.trials if trial.name == home.name), Failure(FULL_DISK, "full"))
+    assert [trial.name for trial in restart_unfinished(back, plan)] == [home.name]
+    assert Study(back).run().counts["done"] == 2
 
 
 def test_what_was_packed_before_it_was_done_starts_again_and_what_was_done_stays(

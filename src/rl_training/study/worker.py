@@ -45,6 +45,7 @@ from rl_training.study.claims import (
 )
 from rl_training.study.plan import RUNS, Group, Plan, Trial, read_plan
 from rl_training.study.trials import (
+    FULL_DISK,
     Failure,
     failure_of,
     has_failed,
@@ -53,6 +54,7 @@ from rl_training.study.trials import (
     is_open,
     note_failure,
     record_of,
+    reopen_failed,
 )
 
 # A trial is given up after this many workers in a row died in it without progress: the first number if the kernel's
@@ -266,8 +268,9 @@ def restart_unfinished(folder: Path, plan: Plan) -> list[Trial]:
     """Remove the folders of open trials that have no checkpoint, and return these trials; they start again.
 
     Packed studies have no checkpoints: if a study is packed before it is done and unpacked elsewhere, its
-    unfinished trials start from the beginning.
+    unfinished trials start from the beginning. So do those for which the disk had no room, which a sweep continues.
     """
+    reopen_failed(folder, plan, only=(FULL_DISK,))
     again = []
     for trial in plan.trials:
         home = home_of(folder, trial)
