@@ -146,6 +146,7 @@ def test_an_environment_with_other_arguments_is_another_one(tmp_path: Path) -> N
     [
         ("wrappers", [{"TimeLimit": {"max_episode_steps": 9}}], '[{"TimeLimit": {"max_episode_steps": 9}}]'),
         ("eval_env", "CartPole-v0", '"CartPole-v0"'),
+        ("eval_max_steps", 100, "100"),
     ],
 )
 def test_other_wrappers_are_not_compared(setting: str, value: object, other: str, tmp_path: Path) -> None:

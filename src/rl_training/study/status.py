@@ -101,6 +101,7 @@ def _record(one: TrialStatus, plan: Plan) -> dict[str, Any]:
         "env_kwargs": dict(configuration.settings.get("env_kwargs") or {}),
         "wrappers": list(configuration.settings.get("wrappers") or []),
         "eval_env": configuration.settings.get("eval_env"),
+        "eval_max_steps": configuration.settings.get("eval_max_steps"),
         "algo": configuration.settings["algo"],
         "hash": configuration.hash,
         "settings": dict(one.settings),

@@ -281,7 +281,8 @@ class Study:
 def _of_task(records: list[dict[str, Any]], task: str | None, caller: str) -> list[dict[str, Any]]:
     """The records of `task`, a file or an environment; None if the study has one file and one environment.
 
-    An environment with `env_kwargs`, `wrappers` or an `eval_env` is another one, named as the error lists it.
+    An environment with `env_kwargs`, `wrappers`, an `eval_env` or `eval_max_steps` is another one, named as the
+    error lists it.
     """
     exact = [record for record in records if task is not None and task == _environment(record)]
     found = exact or [record for record in records if task in (None, record["task"], record["env_id"])]
@@ -296,7 +297,8 @@ def _of_task(records: list[dict[str, Any]], task: str | None, caller: str) -> li
 
 
 def _environment(record: dict[str, Any]) -> str | None:
-    values = [value for name in ("env_kwargs", "wrappers", "eval_env") if (value := record.get(name))]
+    names = ("env_kwargs", "wrappers", "eval_env", "eval_max_steps")
+    values = [value for name in names if (value := record.get(name))]
     words = [json.dumps(value, sort_keys=True, default=str) for value in values]
     return " ".join([record["env_id"], *words]) if words else record["env_id"]
 
