@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -362,6 +363,17 @@ def test_the_users_variable_and_the_display_win(headless: pytest.MonkeyPatch) ->
     headless.setenv("DISPLAY", ":0")
     filming.prepare_drawing()
     assert "MUJOCO_GL" not in filming.os.environ
+
+
+def test_the_renderer_does_not_keep_sigterm_from_ending_the_process() -> None:
+    """SDL replaces the default handlers of a process with its own, which ignore the signal."""
+    words = (
+        "import signal, time; from rl_training.environments.filming import prepare_drawing; prepare_drawing(); "
+        "import pygame; pygame.display.init(); signal.raise_signal(signal.SIGTERM); time.sleep(0.1)"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SDL_")}
+    done = subprocess.run([sys.executable, "-c", words], env=environment | {"PYTHONPATH": SOURCE}, check=False)
+    assert done.returncode == -signal.SIGTERM
 
 
 def test_mujoco_without_anything_to_draw_with_is_one_line(tmp_path: Path, headless: pytest.MonkeyPatch) -> None:

@@ -178,9 +178,11 @@ def _works(backend: str) -> bool:
 def prepare_drawing() -> None:
     """Set `MUJOCO_GL` if the user has not and there is no display; call this before MuJoCo is imported.
 
-    Also keeps SDL (pygame's renderer) from searching for a display, and pygame from printing its greeting.
+    Also keeps SDL (pygame's renderer) from searching for a display and from ignoring SIGTERM, and pygame from
+    printing its greeting.
     """
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+    os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")
     if has_display():
         return
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
