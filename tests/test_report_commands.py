@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
 import pytest
 
 from rl_training.cli import main
+from rl_training.experiment import files
 from rl_training.study.packing import pack_study
 from tests.report_files import two_methods, write_run
 from tests.report_pages import require_alone
@@ -49,6 +51,22 @@ def test_plot(tmp_path: Path, kind: str) -> None:
     assert run("plot", folder, "-o", out, "--x", "updates", "--seeds") == 0
     start = {"svg": b"<?xml", "pdf": b"%PDF", "png": b"\x89PNG"}[kind]
     assert out.read_bytes().startswith(start)
+
+
+def test_a_figure_that_cannot_be_written_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(path: Path, data: bytes) -> int:
+        with path.open("wb"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    folder, out = write_run(tmp_path / "runs" / "a"), tmp_path / "curve.svg"
+    out.write_text("old")
+    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(files, "write_durably", full)
+    assert run("plot", folder, "-o", out) == 2
+    assert capsys.readouterr().err.endswith(f"error: {out}: cannot be written: No space left on device\n")
+    assert out.read_text() == "old"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from rl_training.experiment.files import os_errors
+from rl_training.experiment.files import os_errors, replace_atomically
 from rl_training.report.figures import INK, SEED, style
 
 _METADATA: dict[str, dict[str, Any]] = {
@@ -74,4 +74,4 @@ def save_figure(figure: Figure, path: Path, *, seeds: bool = False) -> None:
     data = _saved(figure, kind, path.stem) if seeds else rendered(figure, kind, path.stem)
     with os_errors(f"{path}: cannot be written"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
+        replace_atomically(path, data)
