@@ -14,6 +14,7 @@ from rl_training.console.reports import _show_summary
 from rl_training.errors import ConfigError
 from rl_training.experiment.strict_yaml import dump_yaml, parse_yaml, read_dumped
 from rl_training.report.curves import first_above
+from rl_training.report.facts import facts_of
 from rl_training.report.logs import read_log
 from rl_training.report.reading import read_runs
 from rl_training.study.packing import pack_study
@@ -213,6 +214,14 @@ def test_the_budget_of_an_interrupted_run_includes_its_updates_before_the_first_
     write_run(tmp_path / "a", (1.0, 2.0, 3.0, 4.0), settings=learned, status="interrupted")
     (trouble,) = report.read(tmp_path).summary.troubles
     assert trouble.reason == "interrupted at step 400 of 1,300"
+
+
+def test_a_run_that_resumed_in_a_new_folder_has_no_rate(tmp_path: Path) -> None:
+    """Its folder has the time since then, and all its updates."""
+    for name, fields, rate in (("a", {}, 10.0), ("b", {"resumed_from": "runs/a/checkpoints/step_50"}, None)):
+        place = write_run(tmp_path / name, metrics={"update_count": 100}, seconds=10.0, **fields)
+        (facts,) = facts_of(report.read(place).summary.groups)
+        assert facts.updates_per_second == rate
 
 
 def test_incomplete_lines_and_invalid_numbers_are_skipped() -> None:

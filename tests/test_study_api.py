@@ -18,7 +18,7 @@ from rl_training.experiment.strict_yaml import dump_yaml
 from rl_training.study import Study
 from rl_training.study.claims import Owner, take
 from rl_training.study.plan import read_plan
-from rl_training.study.study import TrialWatcher, _of_task, _scored, iqm
+from rl_training.study.study import TrialWatcher, _better_so_far, _of_task, _scored, iqm
 from rl_training.study.trials import Failure, note_failure
 from tests.bare import Bare
 from tests.studies import homes, study_in, tiny_study
@@ -328,3 +328,13 @@ def test_only_a_tuning_leaves_out_configurations_with_fewer_seeds() -> None:
     assert (set(groups), scores) == ({"few", "many"}, {"few": 6.0, "many": 2.0})
     groups, scores = _scored(records, "return", "mean", frozenset({2}))
     assert (set(groups), scores) == ({"many"}, {"many": 4.0})
+
+
+def test_a_configuration_is_better_so_far_only_by_the_seeds_that_are_compared() -> None:
+    group = [
+        {"trial": f"t{seed}", "seed": seed, "status": "done" if value else "failed", "metrics": value}
+        for seed, value in ((0, {"return": 9.0}), (100, {"return": 3.0}), (101, {}))
+    ]
+    (warning,) = _better_so_far(group, "return", 5.0, frozenset())
+    assert "a higher score so far, 6.00 over 2 of 3 seeds" in warning
+    assert _better_so_far(group, "return", 5.0, frozenset({100, 101})) == []

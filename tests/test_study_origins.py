@@ -60,6 +60,22 @@ def actor(home: Path) -> list[torch.Tensor]:
 STILL = {"learning_rate": 1e-30}
 
 
+def test_a_sweep_from_another_folder_starts_no_trial_whose_run_it_does_not_find(
+    offline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trial that failed for that reason would not be tried again."""
+    monkeypatch.chdir(offline.parent)
+    init_from = Path(template(offline)).relative_to(offline.parent)
+    study = study_of("sac", tmp_path, "online", {"init_from": str(init_from)})
+    study.plan()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match=r"^init_from: .*__s0 does not exist in .*; no trial was started: "):
+        Study(study.folder).run()
+    assert study.status().counts["waiting"] == 2
+    monkeypatch.chdir(offline.parent)
+    assert Study(study.folder).run().counts["done"] == 2
+
+
 @pytest.mark.parametrize("population", ["off", 2])
 def test_each_seed_of_a_study_starts_from_its_own_run(population: Any, offline: Path, tmp_path: Path) -> None:
     study = study_of("sac", tmp_path, "online", STILL | {"init_from": template(offline)}, population=population)

@@ -201,6 +201,8 @@ def test_last_policies_are_those_of_the_newest_checkpoints(study: Path, tmp_path
         )
         batch = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
         assert (predict_checkpoint(copy / "last", batch) == predict_checkpoint(home, batch)).all()
+        with pytest.raises(CheckpointError, match=f"; its policy is in {copy / 'last'}$"):
+            predict_checkpoint(copy, batch)
     pack_study(back, tmp_path / "again.zip", policies="last")
     assert (tmp_path / "again.zip").read_bytes() == (tmp_path / "last.zip").read_bytes()
 

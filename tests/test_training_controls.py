@@ -365,6 +365,27 @@ def test_a_run_records_its_machine_and_duration(tmp_path: Path) -> None:
     assert run_record(result.run_dir)["seconds"] > seconds
 
 
+class Clocked(Callback):
+    """Notes the training time in run.json at each step."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[int, float | None] = {}
+
+    def on_step(self, session: Session) -> None:
+        self.seconds[session.clock.ticks] = run_record(session.run.path).get("seconds")
+
+
+def test_a_killed_run_keeps_its_duration_up_to_its_last_checkpoint(tmp_path: Path) -> None:
+    clocked = Clocked()
+    train(tiny("sac", tmp_path, checkpoint_interval=20, total_timesteps=60, eval_episodes=0), callbacks=[clocked])
+    assert clocked.seconds[20] is None
+    first, second = clocked.seconds[21], clocked.seconds[41]
+    assert first is not None
+    assert second is not None
+    assert 0 < first < second
+    assert clocked.seconds[40] == first
+
+
 class Steps(Callback):
     """The number of updates at each end of an iteration."""
 

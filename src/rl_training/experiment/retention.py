@@ -63,7 +63,11 @@ def find_checkpoint(path: Path, warn: Callable[[str], None] | None = None) -> Pa
         return path
     parent = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     if parent == path and path.name != "best" and not list_checkpoints(path):
-        raise CheckpointError(f"{path}: neither a checkpoint nor a run folder (no {MANIFEST}, no checkpoints/)")
+        packed = [path / name for name in ("last", "best") if list_checkpoints(path / name)]
+        where = f"; its policy is in {packed[0]}" if packed else ""
+        raise CheckpointError(
+            f"{path}: neither a checkpoint nor a run folder (no {MANIFEST}, no checkpoints/){where}"
+        )
     found, warnings = latest_valid(parent)
     if warn is not None:
         for warning in warnings:

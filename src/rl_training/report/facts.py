@@ -86,8 +86,11 @@ def _count(value: Any) -> str:
 
 
 def _rate(run: Run) -> float | None:
+    """Updates per second; None if it is unknown, as of a run that resumed in a new folder."""
     updates = finite(run.metrics.get("update_count"))
-    return None if updates is None or not run.seconds else updates / run.seconds
+    if updates is None or not run.seconds or run.record.get("resumed_from"):
+        return None
+    return updates / run.seconds
 
 
 def _data(run: Run) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -15,14 +14,12 @@ from rl_training.runs.signals import TrainingInterrupted
 
 @contextmanager
 def duration(session: Session) -> Iterator[None]:
-    """Record the device, the host and the training time, summed over all resumptions, in run.json."""
-    started, before = time.monotonic(), session.run.record.get("seconds")
-    earlier = float(before) if isinstance(before, int | float) else 0.0
+    """Record the device, the host and the training time in run.json."""
     session.note_in_run(device=str(session.learner.device), host=platform.node())
     try:
         yield
     finally:
-        session.note_in_run(seconds=round(earlier + time.monotonic() - started, 3))
+        session.note_in_run(seconds=session.seconds)
 
 
 @contextmanager

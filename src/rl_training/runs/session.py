@@ -100,6 +100,8 @@ class Session:
         self.save_cadence = Cadence(self.config.checkpoint_interval)
         self.last_evaluation: dict[str, float] = {}
         self.mark = (time.monotonic(), self.clock.ticks)
+        before = run.record.get("seconds")
+        self._started = time.monotonic() - (before if isinstance(before, int | float) else 0.0)
         self._extra_metrics = regime.extra_metrics
         self._progress = progress
         progress.follow(self._position)
@@ -117,6 +119,11 @@ class Session:
     def time(self) -> float:
         """Monotonic seconds; the same for all members of a population at the same step."""
         return self._guard.time
+
+    @property
+    def seconds(self) -> float:
+        """Training time, summed over all resumptions."""
+        return round(time.monotonic() - self._started, 3)
 
     def begin(self, resumed: Path | None = None) -> None:
         """Start training. From here on a failure writes a checkpoint.
@@ -288,8 +295,7 @@ class Session:
             self._save_failed = type(error)
             return
         self._save_failed = None
-        if not self.run.record.get("saved"):
-            self.note_in_run(saved=True)
+        self.note_in_run(saved=True, seconds=self.seconds)
         self.metrics_log.cover(self.clock.ticks)
         self.checkpoint_path, self.saved_step, self._saved = path, self.clock.ticks, self._version()
         self._note_unreplayable()

@@ -263,7 +263,8 @@ class Study:
         left_out = [record["trial"] for record in records if record["status"] != "done"]
         if by == "fqe":
             return by_fqe(candidates, left_out, **options)
-        groups, scores = _scored(records, RETURN, "iqm", self._fresh_seeds())
+        fresh = self._fresh_seeds()
+        groups, scores = _scored(records, RETURN, "iqm", fresh)
         found = by_return(
             candidates, left_out, {one["trial"]: score for key, score in scores.items() for one in groups[key]}
         )
@@ -274,7 +275,7 @@ class Study:
         return replace(
             found,
             notes=(*unconfirmed, *(text for group in incomplete for text in _left_out(group))),
-            warnings=tuple(text for group in incomplete for text in _better_so_far(group, RETURN, best)),
+            warnings=tuple(text for group in incomplete for text in _better_so_far(group, RETURN, best, fresh)),
         )
 
 
@@ -335,8 +336,12 @@ def _left_out(group: Sequence[dict[str, Any]]) -> list[str]:
     ]
 
 
-def _better_so_far(group: Sequence[dict[str, Any]], metric: str, best: float) -> list[str]:
-    """A warning if the finished trials of an incomplete configuration exceed the `best` score."""
+def _better_so_far(group: Sequence[dict[str, Any]], metric: str, best: float, fresh: frozenset[int]) -> list[str]:
+    """A warning if the finished trials of an incomplete configuration exceed the `best` score.
+
+    If a tuning has `fresh` seeds, which that score is from, only those count.
+    """
+    group = [one for one in group if one["seed"] in fresh] or group
     values = [float(one["metrics"][metric]) for one in group if metric in one["metrics"]]
     if not values or (score := iqm(values)) <= best:
         return []

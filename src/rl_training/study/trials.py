@@ -10,9 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rl_training.errors import DatasetError, DiskFullError, RLTrainingError, device_error, one_line, with_causes
+from rl_training.errors import (
+    CheckpointError,
+    DatasetError,
+    DiskFullError,
+    RLTrainingError,
+    device_error,
+    one_line,
+    with_causes,
+)
 from rl_training.experiment import files
+from rl_training.experiment.gallery import published
 from rl_training.experiment.metric_names import tag_of
+from rl_training.experiment.retention import list_checkpoints
 from rl_training.experiment.runs import DONE, read_run_record
 from rl_training.settings import at_home
 from rl_training.study.plan import RUNS, Plan, Trial, data_files
@@ -74,7 +84,10 @@ def has_failed(study: Path, trial: Trial) -> bool:
 
 
 def require_data(study: Path, plan: Plan) -> None:
-    """Raise if data files of open trials do not exist, neither here nor in the folder where a trial was started."""
+    """Raise if data files of open trials do not exist, neither here nor in the folder where a trial was started.
+
+    Also raise if the runs that they start from do not exist.
+    """
     missing: dict[str, None] = {}
     for trial in plan.trials:
         places = data_files(plan.configurations[trial.configuration].settings).values()
@@ -87,6 +100,22 @@ def require_data(study: Path, plan: Plan) -> None:
             f"{', '.join(missing)}: no such file, which trials of {study} need; no trial was started: restore it, "
             "or pass the study's file and --data DIR to sweep"
         )
+    _require_origins(study, plan)
+
+
+def _require_origins(study: Path, plan: Plan) -> None:
+    """Raise if an open trial without a checkpoint starts from a run that does not exist (`init_from`)."""
+    for trial in plan.trials:
+        given = plan.configurations[trial.configuration].settings.get("init_from")
+        if not given or not is_open(study, trial) or list_checkpoints(home_of(study, trial) / "checkpoints"):
+            continue
+        path = Path(given.replace("{seed}", str(trial.seed)))
+        if not (published(path) or path).exists():
+            begun = "" if path.is_absolute() else f" in {Path.cwd()}"
+            raise CheckpointError(
+                f"init_from: {path} does not exist{begun}, and {trial.name} of {study} starts from it; no trial "
+                "was started: restore it, or start the sweep in the folder where the study was planned"
+            )
 
 
 def reopen_failed(study: Path, plan: Plan, never: Sequence[int] = (), only: Sequence[int] | None = None) -> None:
