@@ -511,8 +511,8 @@ _ONLINE = [
         "sampling",
         "held noise is drawn anew in every step",
         "algorithms/execution.py",
-        "if self._left == 0:",
-        "if self._left >= 0:",
+        "over = self._left == 0",
+        "over = self._left >= 0",
         "test_held_noise.py",
     ),
     _mistake(
