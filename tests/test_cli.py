@@ -599,7 +599,7 @@ def test_configs_lists_and_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     folder = tmp_path / "assets" / "configs" / "sac"
     folder.mkdir(parents=True)
     (folder / "tiny.yaml").write_text(TINY)
-    monkeypatch.setattr("rl_training.experiment.config.resources.files", lambda _: tmp_path)
+    monkeypatch.setattr("rl_training.experiment.config.CONFIGS", tmp_path / "assets" / "configs")
     assert succeed("configs").splitlines()[1].split() == ["sac/tiny", "Pendulum-v1", "120"]
     assert succeed("configs", "sac/tiny") == TINY
 

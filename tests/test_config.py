@@ -278,7 +278,7 @@ def test_packaged_configs_are_found_by_name(tmp_path: Path, monkeypatch: pytest.
     folder = tmp_path / "assets" / "configs" / "td3_bc"
     folder.mkdir(parents=True)
     write(folder, GOOD, "pendulum.yaml")
-    monkeypatch.setattr(config_module.resources, "files", lambda package: tmp_path)
+    monkeypatch.setattr(config_module, "CONFIGS", tmp_path / "assets" / "configs")
     assert packaged_configs() == ["td3_bc/pendulum"]
     assert place_of(load_config("TD3+BC/pendulum"), "algo") == "td3_bc/pendulum.yaml:1"
     with pytest.raises(ConfigError, match=r"did you mean 'td3_bc/pendulum'\?"):

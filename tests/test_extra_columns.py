@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rl_training.algorithms import IQL, TD3BC
 from rl_training.algorithms.base import Terms
-from rl_training.algorithms.discrete_iql import DiscreteIQL
+from rl_training.algorithms.iql import DiscreteIQL
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.episodes import Episodes
 from rl_training.data.extra_columns import NEXT_ACTIONS, Column, ColumnValues, extra

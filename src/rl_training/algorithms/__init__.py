@@ -10,13 +10,12 @@ from rl_training.algorithms.crr import CRR, crr_loss
 from rl_training.algorithms.ddpg import DDPG, ddpg_loss
 from rl_training.algorithms.discrete_bc import DiscreteBC
 from rl_training.algorithms.discrete_cql import DiscreteCQL, discrete_cql_loss
-from rl_training.algorithms.discrete_iql import DiscreteIQL
 from rl_training.algorithms.dqn import DQN, dqn_loss
 from rl_training.algorithms.edac import EDAC, critic_diversity_loss, edac_loss
 from rl_training.algorithms.flash_sac import FlashSAC, flash_sac_loss
 from rl_training.algorithms.fqe import FQE, fqe_loss
 from rl_training.algorithms.fql import FQL, fql_loss
-from rl_training.algorithms.iql import IQL, iql_loss
+from rl_training.algorithms.iql import IQL, DiscreteIQL, iql_loss
 from rl_training.algorithms.rebrac import ReBRAC, rebrac_loss
 from rl_training.algorithms.redq import REDQ, redq_loss
 from rl_training.algorithms.rlpd import RLPD, rlpd_loss

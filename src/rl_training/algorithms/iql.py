@@ -9,7 +9,9 @@ Departures: all terms use the parameters before the step, as in CORL and rlkit (
 data actions at ±1 are not clipped, because an unsquashed density is finite there (the authors clip them to
 ±(1 - 1e-5)); no dropout. Fine-tuning: half of each minibatch is data, while the authors draw uniformly from data
 and new experience together (`offline_batch_ratio: proportional`).
-Axes: critics `[2, B]`, values and weights `[B]`.
+On discrete actions the networks have one output per action; Q(s, a) and log pi(a|s) are those at the data's action.
+(The paper has continuous actions only; d3rlpy has no discrete IQL.)
+Axes: critics `[2, B]` (`[2, B, K]` for K discrete actions), values and weights `[B]`.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from torch import Tensor
 from rl_training.algorithms.base import Learner, TargetConfig, Terms
 from rl_training.algorithms.losses import clipped_exponential, cloning_terms, critic_terms, td_target
 from rl_training.data.transitions import TransitionBatch
-from rl_training.models.mlp_iql import MLPIQLModel
+from rl_training.models.mlp_iql import MLPDiscreteIQLModel, MLPIQLModel
 from rl_training.models.policies import PolicyDistribution
 from rl_training.settings import NonNegativeFloat, PositiveFloat
 
@@ -133,3 +135,12 @@ class IQL(Learner):
         advantages = outputs.best - outputs.values.detach()
         terms = actor_terms(outputs.logprobs, advantages, self.config.beta, self.config.max_weight)
         return terms["actor_loss"], terms
+
+
+class DiscreteIQL(IQL):
+    """Implicit Q-learning on an `MLPDiscreteIQLModel`; its loss from precomputed tensors is `iql_loss`."""
+
+    Config = ImplicitConfig
+    Model = MLPDiscreteIQLModel
+    fixed_by_model = ()
+    discrete = True

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -15,7 +16,6 @@ from rl_training.algorithms.execution import DeviceRandom, HeldNoise
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.errors import ConfigError, DivergedError
 from rl_training.experience.acting import ActingPolicy
-from rl_training.experience.finite import check_finite
 from rl_training.experience.moments import RunningMoments, RunningReturns
 from rl_training.experiment.checkpointing import Checkpoint, RowsToSave, Saved, checkpoint_errors
 from rl_training.spaces import SpaceSpec
@@ -29,6 +29,27 @@ def in_random_block(learner: Learner, step: int, block: int) -> bool:
     Critics that have seen the policy's own actions only are wrong about all others, which the actor would follow.
     """
     return block > 0 and learner.updates < learner.actor_starts and step // block % 2 == 0
+
+
+def check_finite(learner: Learner, where: str) -> None:
+    """Raise `DivergedError` naming the first tensor that is not finite; one read from the device if all are."""
+    state = learner.state_dict()
+    named: dict[str, Tensor] = {
+        **{f"terms.{name}": term for name, term in learner.terms.items()},
+        **state["networks"],
+        **state["optimizers"],
+    }
+    floating = {name: tensor for name, tensor in named.items() if tensor.is_floating_point()}
+    # The largest magnitude is finite exactly if every entry is; it takes one pass over all tensors.
+    norms = torch.stack(
+        [norm.to(torch.float64) for norm in torch._foreach_norm(list(floating.values()), torch.inf)]
+    )
+    if bool(torch.isfinite(norms).all()):
+        return
+    bad = next(name for name, norm in zip(floating, norms.tolist()) if not norm < float("inf"))
+    raise DivergedError(
+        f"{bad} became NaN or infinite {where}; lower learning_rate or check the rewards' scale", first_bad=bad
+    )
 
 
 class Experience(ABC):

@@ -50,6 +50,7 @@ from rl_training.settings import (
     seed_list,
 )
 
+CONFIGS = Path(str(resources.files("rl_training"))) / "assets" / "configs"
 # Path of a packaged config in a checkout of this package.
 _CHECKOUT = re.compile(r"(?:.*/)?configs/([^/]+/[^/]+)\.yaml")
 _STARTERS = ("pendulum", "cartpole")
@@ -231,16 +232,7 @@ class LoadedConfig:
 
 def packaged_configs() -> list[str]:
     """Names of the packaged configs, as `<algo>/<name>`."""
-    root = resources.files("rl_training").joinpath("assets", "configs")
-    if not root.is_dir():
-        return []
-    return sorted(
-        f"{folder.name}/{item.name.removesuffix('.yaml')}"
-        for folder in root.iterdir()
-        if folder.is_dir()
-        for item in folder.iterdir()
-        if item.name.endswith(".yaml")
-    )
+    return sorted(f"{path.parent.name}/{path.stem}" for path in CONFIGS.glob("*/*.yaml"))
 
 
 def _read_source(source: str | Path) -> tuple[str, str, str | None]:
@@ -262,8 +254,7 @@ def _read_source(source: str | Path) -> tuple[str, str, str | None]:
             f"{source}: no such file and no packaged config{_suggestion(packaged, names)}"
             " (`rl-training configs` lists them)"
         )
-    item = resources.files("rl_training").joinpath("assets", "configs", *f"{packaged}.yaml".split("/"))
-    return item.read_text(encoding="utf-8"), f"{packaged}.yaml", note
+    return (CONFIGS / f"{packaged}.yaml").read_text(encoding="utf-8"), f"{packaged}.yaml", note
 
 
 def _suggestion(packaged: str, names: Sequence[str]) -> str:

@@ -28,7 +28,7 @@ from rl_training.display.progress import Progress
 from rl_training.environments.playing import Evaluator, PlayInterrupted
 from rl_training.errors import CheckpointError, ConfigError, NotPlainDataError
 from rl_training.experience.acting import ActingPolicy, LoadedPolicy
-from rl_training.experience.finite import check_finite
+from rl_training.experience.base import check_finite
 from rl_training.experiment import files
 from rl_training.experiment.checkpointing import write_checkpoint
 from rl_training.experiment.logging import MetricsLog
