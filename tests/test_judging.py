@@ -515,7 +515,8 @@ def test_the_same_episodes_are_held_out_if_some_have_no_next_action() -> None:
     assert hold_out(shorter, 0.4).training.lost == ()
     twice, joined = shorter + shorter, data + data
     assert twice.lost == joined.with_next_actions().lost == (1, 3, 6, 11, 13, 16)
-    assert np.array_equal(hold_out(twice, 0.4).held_out.rows, hold_out(joined.with_next_actions(), 0.4).held_out.rows)
+    held = [hold_out(one, 0.4).held_out.rows for one in (twice, joined.with_next_actions())]
+    assert np.array_equal(*held)
 
 
 # Validation in training.
