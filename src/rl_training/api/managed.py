@@ -138,6 +138,8 @@ class ManagedAlgorithm(Generic[Seeds]):
         self._values: loading.LoadedValues | None = None
         # One model per seed, after a population was trained.
         self.members: list[ManagedAlgorithm] = []
+        # The same models, if this is one of them.
+        self._siblings: list[ManagedAlgorithm] = []
 
     @classmethod
     def _configure(cls, settings: dict[str, Any], env: Any) -> TrainConfig:
@@ -371,13 +373,22 @@ class ManagedAlgorithm(Generic[Seeds]):
         if self.config.seeds is not None:
             results = self._with_left_out(results)
             self.members = [self._member(seed, result) for seed, result in zip(self.config.seeds, results)]
+            for member in self.members:
+                member._siblings = self.members
             self._steps = max(member._steps for member in self.members)
             self.checkpoint_path = self.members[0].checkpoint_path
             return list(results)
-        result = next((one for one in results if one.run_dir == self.run_dir), results[0])
+        own = next((one for one in results if one.run_dir == self.run_dir), results[0])
+        self._record_result(own)
+        for other in self._siblings:  # were resumed with this member
+            for result in results:
+                if other.run_dir == result.run_dir:
+                    other._record_result(result)
+        return own
+
+    def _record_result(self, result: TrainResult) -> None:
         self.checkpoint_path, self._loaded, self._values = result.checkpoint_path, None, None
         self._steps = int(result.metrics["global_step"])
-        return result
 
     def _with_left_out(self, results: Sequence[TrainResult]) -> list[TrainResult]:
         """`results` in the order of the seeds, with the last checkpoints of members that were not resumed."""
