@@ -195,6 +195,15 @@ def test_held_out_episodes_are_those_of_training(home: Path) -> None:
     assert found.best.values == same.best.values
 
 
+def test_models_and_mappings_are_refused(home: Path) -> None:
+    model, data = rl_training.load(runs(home)[0]), home / "logs.npz"
+    for given in (model, [model]):
+        with pytest.raises(ConfigError, match=r"runs: give run folders .* \(run_dir of a model\), got BC$"):
+            rl_training.ope(given, data, **SMALL)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"dataset: give a TransitionDataset, .* or a Minari id, got dict$"):
+        rl_training.ope(runs(home), {}, **SMALL)  # type: ignore[arg-type]
+
+
 def test_rows_of_several_steps_are_refused(home: Path) -> None:
     """Their rewards are sums, so the returns of episodes would count rewards several times."""
     rows = TransitionDataset.load(home / "logs.npz").with_n_step(3, 0.99)
