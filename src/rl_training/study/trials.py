@@ -10,8 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rl_training.errors import DatasetError, DiskFullError, RLTrainingError, device_error, one_line, with_causes
+from rl_training.errors import (
+    CheckpointError,
+    DatasetError,
+    DiskFullError,
+    RLTrainingError,
+    device_error,
+    one_line,
+    with_causes,
+)
 from rl_training.experiment import files
+from rl_training.experiment.retention import find_origin, list_checkpoints
 from rl_training.experiment.runs import DONE, read_run_record
 from rl_training.settings import at_home
 from rl_training.study.plan import RUNS, Plan, Trial, data_files
@@ -85,6 +94,22 @@ def require_data(study: Path, plan: Plan) -> None:
             f"{', '.join(missing)}: no such file, which trials of {study} need; no trial was started: restore it, "
             "or pass the study's file and --data DIR to sweep"
         )
+    _require_origins(study, plan)
+
+
+def _require_origins(study: Path, plan: Plan) -> None:
+    """Raise if a run of `init_from` does not exist; trials that have a checkpoint do not need theirs any more."""
+    for trial in plan.trials:
+        origin = plan.configurations[trial.configuration].settings.get("init_from")
+        begun = list_checkpoints(home_of(study, trial) / "checkpoints")
+        if origin is not None and not begun and is_open(study, trial):
+            try:
+                find_origin(origin, trial.seed)
+            except CheckpointError as error:
+                raise CheckpointError(
+                    f"{error}; trials of {study} start from it; no trial was started: restore it, or continue in "
+                    "the folder where the study began"
+                ) from None
 
 
 def reopen_failed(study: Path, plan: Plan, never: Sequence[int] = (), only: Sequence[int] | None = None) -> None:
