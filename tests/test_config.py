@@ -155,6 +155,11 @@ def test_a_bad_field_is_named_with_its_line(tmp_path: Path, line: str, message: 
     assert caught.value.key == line.partition(":")[0]
 
 
+def test_nested_settings_must_be_a_mapping() -> None:
+    with pytest.raises(ConfigError, match=r"^datasets\.0 must be a mapping, got 'a\.npz'$"):
+        DatasetConfig.parse({"datasets": ["a.npz"]})
+
+
 def test_a_missing_field_and_a_file_that_is_not_a_mapping(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="total_timesteps is required"):
         load_config(write(tmp_path, "algo: sac\nenv_id: null\n"))

@@ -195,6 +195,15 @@ def test_held_out_episodes_are_those_of_training(home: Path) -> None:
     assert found.best.values == same.best.values
 
 
+def test_models_and_mappings_are_refused(home: Path) -> None:
+    model, data = rl_training.load(runs(home)[0]), home / "logs.npz"
+    for given in (model, [model]):
+        with pytest.raises(ConfigError, match=r"runs: give run folders .* \(run_dir of a model\), got BC$"):
+            rl_training.ope(given, data, **SMALL)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"dataset: give a TransitionDataset, .* or a Minari id, got dict$"):
+        rl_training.ope(runs(home), {}, **SMALL)  # type: ignore[arg-type]
+
+
 def test_rows_of_several_steps_are_refused(home: Path) -> None:
     """Their rewards are sums, so the returns of episodes would count rewards several times."""
     rows = TransitionDataset.load(home / "logs.npz").with_n_step(3, 0.99)
@@ -515,9 +524,8 @@ def test_the_same_episodes_are_held_out_if_some_have_no_next_action() -> None:
     assert hold_out(shorter, 0.4).training.lost == ()
     twice, joined = shorter + shorter, data + data
     assert twice.lost == joined.with_next_actions().lost == (1, 3, 6, 11, 13, 16)
-    assert np.array_equal(
-        hold_out(twice, 0.4).held_out.rows, hold_out(joined.with_next_actions(), 0.4).held_out.rows
-    )
+    held = [hold_out(one, 0.4).held_out.rows for one in (twice, joined.with_next_actions())]
+    assert np.array_equal(*held)
 
 
 # Validation in training.

@@ -291,7 +291,10 @@ def test_a_file_may_replace_the_arrays_of_a_run(tmp_path: Path) -> None:
 def test_a_population_continues_from_where_a_member_has_continued_it(tmp_path: Path) -> None:
     model = TD3BC(**settings("td3_bc", tmp_path) | {"seed": None, "seeds": [1, 2]})
     before = model.learn(10, progress_bar=False, dataset=identity_data())
-    assert model.members[1].learn(5, progress_bar=False).metrics["global_step"] == 15
+    for member, steps in ((model.members[1], 12), (model.members[0], 15)):
+        result = member.learn(steps - member._steps, progress_bar=False)
+        assert (result.metrics["global_step"], result.run_dir) == (steps, member.run_dir)
+        assert [one._steps for one in model.members] == [steps, steps]
     results = model.learn(10, progress_bar=False)
     assert [one.metrics["global_step"] for one in results] == [25, 25]
     assert [one.run_dir for one in results] == [one.run_dir for one in before]

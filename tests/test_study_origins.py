@@ -10,6 +10,7 @@ import torch
 
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpointing import find_checkpoint, read_checkpoint
+from rl_training.experiment.runs import amend_record
 from rl_training.study import Study
 from rl_training.study.description import read_description
 from rl_training.study.plan import read_plan
@@ -60,22 +61,6 @@ def actor(home: Path) -> list[torch.Tensor]:
 STILL = {"learning_rate": 1e-30}
 
 
-def test_a_sweep_from_another_folder_starts_no_trial_whose_run_it_does_not_find(
-    offline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A trial that failed for that reason would not be tried again."""
-    monkeypatch.chdir(offline.parent)
-    init_from = Path(template(offline)).relative_to(offline.parent)
-    study = study_of("sac", tmp_path, "online", {"init_from": str(init_from)})
-    study.plan()
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(CheckpointError, match=r"^init_from: .*__s0 does not exist in .*; no trial was started: "):
-        Study(study.folder).run()
-    assert study.status().counts["waiting"] == 2
-    monkeypatch.chdir(offline.parent)
-    assert Study(study.folder).run().counts["done"] == 2
-
-
 @pytest.mark.parametrize("population", ["off", 2])
 def test_each_seed_of_a_study_starts_from_its_own_run(population: Any, offline: Path, tmp_path: Path) -> None:
     study = study_of("sac", tmp_path, "online", STILL | {"init_from": template(offline)}, population=population)
@@ -107,6 +92,24 @@ def test_a_seed_without_a_run_is_refused_before_the_first_trial(offline: Path, t
     with pytest.raises(CheckpointError, match=r"__s2: no such checkpoint$"):
         study_of("sac", tmp_path, "online", settings, seeds=[0, 1, 2]).run()
     assert not list(tmp_path.rglob("run.json"))
+
+
+def test_a_study_that_continues_elsewhere_starts_no_trial_without_its_run(
+    offline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trial that has a checkpoint does not need the run from which it started."""
+    monkeypatch.chdir(offline.parent)
+    relative = str(Path(template(offline)).relative_to(offline.parent))
+    study = study_of("sac", tmp_path, "online", {"init_from": relative}, seeds=[0])
+    assert study.run().counts["done"] == 1
+    study_of("sac", tmp_path, "online", {"init_from": relative}, seeds=[0, 1]).plan()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match=r"__s1: no such checkpoint; .* in the folder where the study began$"):
+        Study(study.folder).run()
+    assert Study(study.folder).status().counts["waiting"] == 1
+    amend_record(homes(study.folder)[0], status="interrupted")
+    with pytest.raises(CheckpointError, match=r"__s1: no such checkpoint"):
+        Study(study.folder).run()
 
 
 def test_only_the_seeds_of_the_study_count(offline: Path, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ _TYPES = {
     "string": "a string",
     "tuple": "a list",
     "dict": "a mapping",
+    "model": "a mapping",
     "list": "a list",
 }
 

@@ -75,6 +75,11 @@ def find_checkpoint(path: Path, warn: Callable[[str], None] | None = None) -> Pa
     return found
 
 
+def find_origin(init_from: str, seed: int | None) -> Path:
+    """The checkpoint at `init_from`, in which `{seed}` is replaced by `seed`."""
+    return find_checkpoint(Path(init_from.replace("{seed}", str(seed))))
+
+
 def _no_folder(path: Path) -> str:
     """Why a path that is not a folder is not a checkpoint."""
     if not path.exists():

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,8 +50,8 @@ def candidates(
 
     `stochastic` raises if none of them can be sampled.
     """
-    given = [places] if isinstance(places, str | os.PathLike) else list(places)
-    names = [str(place) for place in given]
+    given: list[Any] = list(places) if isinstance(places, Iterable) and not isinstance(places, str) else [places]
+    names = [_path(place, "runs: give run folders or checkpoints (run_dir of a model)") for place in given]
     if not names:
         raise ConfigError("give at least one run folder or checkpoint to evaluate")
     if twice := [name for name in names if names.count(name) > 1]:
@@ -65,6 +66,13 @@ def candidates(
     return found
 
 
+def _path(place: Any, wanted: str) -> str:
+    """`place` as text; raises if it is not a path."""
+    if not isinstance(place, str | os.PathLike):
+        raise ConfigError(f"{wanted}, got {type(place).__name__}")
+    return os.fspath(place)
+
+
 def load_data(place: Data, found: Sequence[Candidate]) -> TransitionDataset:
     """Load the data; a file that does not declare its spaces gets those of the policies."""
     if isinstance(place, TransitionDataset):
@@ -73,7 +81,8 @@ def load_data(place: Data, found: Sequence[Candidate]) -> TransitionDataset:
             steps = f"rows of {dataset.n_step} steps"
             raise DatasetError(f"{dataset.name}: {steps} cannot be evaluated on; use the data before with_n_step")
     else:
-        with read_columns(at_home(os.fspath(place))) as columns:
+        path = _path(place, "dataset: give a TransitionDataset, a file (.npz, .hdf5) or a Minari id")
+        with read_columns(at_home(path)) as columns:
             dataset = TransitionDataset.from_columns(columns, spaces=_spaces_for(columns, found[0]))
     for candidate in found:
         _require_fit(candidate, dataset.name, dataset.spaces)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,8 +12,9 @@ from rl_training.algorithms.base import Learner
 from rl_training.data.loading import DatasetConfig
 from rl_training.errors import ConfigError
 from rl_training.experience.moments import ObservationConfig
-from rl_training.experiment.checkpointing import Checkpoint, checkpoint_errors, find_checkpoint
+from rl_training.experiment.checkpointing import Checkpoint, checkpoint_errors
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.retention import find_origin
 from rl_training.models.mlp import NetworkShape
 from rl_training.runs.state import (
     clock_of,
@@ -41,11 +41,6 @@ def starting_point(config: TrainConfig, own: Checkpoint | None) -> Checkpoint | 
     if own is not None or config.init_from is None:
         return own
     return read_run_checkpoint(find_origin(config.init_from, config.seed))
-
-
-def find_origin(init_from: str, seed: int | None) -> Path:
-    """The checkpoint at `init_from`, in which `{seed}` is replaced by `seed`."""
-    return find_checkpoint(Path(init_from.replace("{seed}", str(seed))))
 
 
 def initialise_from(

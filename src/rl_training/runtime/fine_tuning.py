@@ -12,8 +12,8 @@ from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.gallery import GALLERY
 from rl_training.experiment.registry import list_algorithm_specs, setting_names, spec_of
+from rl_training.experiment.retention import find_origin
 from rl_training.models.mlp import NetworkShape
-from rl_training.runs.init_from import find_origin
 from rl_training.runs.state import config_of, read_run_checkpoint, spaces_from
 from rl_training.runtime.offline_to_online import OfflineToOnline
 from rl_training.runtime.resume_settings import with_data

@@ -31,7 +31,7 @@ from rl_training.environments.making import spaces_of
 from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.experiment.config import PlainMapping, TrainConfig, load_config, put_setting
 from rl_training.experiment.registry import resolve, setting_names, spec_of
-from rl_training.runs.init_from import find_origin
+from rl_training.experiment.retention import find_origin
 from rl_training.runs.spec import RunSpec
 from rl_training.runtime.online import OnlineConfig, require_updates
 from rl_training.settings import PathText, PositiveInt, Settings, at_home, list_as_tuple, seed_list

@@ -20,9 +20,8 @@ from rl_training.errors import (
     with_causes,
 )
 from rl_training.experiment import files
-from rl_training.experiment.gallery import published
 from rl_training.experiment.metric_names import tag_of
-from rl_training.experiment.retention import list_checkpoints
+from rl_training.experiment.retention import find_origin, list_checkpoints
 from rl_training.experiment.runs import DONE, read_run_record
 from rl_training.settings import at_home
 from rl_training.study.plan import RUNS, Plan, Trial, data_files
@@ -104,18 +103,18 @@ def require_data(study: Path, plan: Plan) -> None:
 
 
 def _require_origins(study: Path, plan: Plan) -> None:
-    """Raise if an open trial without a checkpoint starts from a run that does not exist (`init_from`)."""
+    """Raise if a run of `init_from` does not exist; trials that have a checkpoint do not need theirs any more."""
     for trial in plan.trials:
-        given = plan.configurations[trial.configuration].settings.get("init_from")
-        if not given or not is_open(study, trial) or list_checkpoints(home_of(study, trial) / "checkpoints"):
-            continue
-        path = Path(given.replace("{seed}", str(trial.seed)))
-        if not (published(path) or path).exists():
-            begun = "" if path.is_absolute() else f" in {Path.cwd()}"
-            raise CheckpointError(
-                f"init_from: {path} does not exist{begun}, and {trial.name} of {study} starts from it; no trial "
-                "was started: restore it, or start the sweep in the folder where the study was planned"
-            )
+        origin = plan.configurations[trial.configuration].settings.get("init_from")
+        begun = list_checkpoints(home_of(study, trial) / "checkpoints")
+        if origin is not None and not begun and is_open(study, trial):
+            try:
+                find_origin(origin, trial.seed)
+            except CheckpointError as error:
+                raise CheckpointError(
+                    f"{error}; trials of {study} start from it; no trial was started: restore it, or continue in "
+                    "the folder where the study began"
+                ) from None
 
 
 def reopen_failed(study: Path, plan: Plan, never: Sequence[int] = (), only: Sequence[int] | None = None) -> None:
