@@ -33,6 +33,7 @@ from rl_training.runtime.workflows import evaluate_checkpoint
 from rl_training.seeding import EVALUATION_SEED
 from rl_training.study import Study
 from rl_training.study.description import read_description
+from rl_training.study.packing import pack_study
 from rl_training.study.trials import record_of
 from tests.reliability.processes import Child, fork_for_spawn, is_there, wait_for
 from tests.studies import homes
@@ -230,6 +231,21 @@ def test_the_time_limit_is_distinguished_from_other_signals() -> None:
         signal.raise_signal(signal.SIGTERM)
     assert not over.is_set()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_earlier_results_of_a_study_that_is_not_started_are_passed_on(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    earlier, out = tmp_path / "earlier", tmp_path / "out"
+    earlier.mkdir()
+    planned = Study(study, output_dir=tmp_path / "before")
+    planned.plan()
+    pack_study(planned.folder, earlier / "swing.zip")
+    keeping.store(earlier / "swing.json", keeping.collect(planned.folder))
+    monkeypatch.setattr(working.time, "monotonic", iter([0.0, 61.0]).__next__)
+    assert working.work_on([study], working.Order(out, minutes=1, commit="abc", earlier=earlier)) == []
+    for name in ("swing.zip", "swing.json"):
+        assert (out / name).read_bytes() == (earlier / name).read_bytes()
 
 
 def test_a_time_limit_before_the_first_worker_starts_ends_the_study(
