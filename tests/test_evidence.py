@@ -233,6 +233,22 @@ def test_the_time_limit_is_distinguished_from_other_signals() -> None:
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+def test_studies_are_packed_before_they_are_evaluated(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut_off(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    out = tmp_path / "out"
+    planned = Study(study, output_dir=out)
+    planned.plan()
+    monkeypatch.setattr(working, "work_on", lambda *_: [planned.status()])
+    monkeypatch.setattr(keeping, "judge_all", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        work(study, "--output-dir", out, "--commit", "abc")
+    assert (out / "swing.zip").is_file()
+
+
 def test_earlier_results_of_a_study_that_is_not_started_are_passed_on(
     study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

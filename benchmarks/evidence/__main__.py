@@ -60,10 +60,10 @@ def run(options: argparse.Namespace) -> int:
         options.workers,
     )
     statuses = working.work_on(options.studies, order)
-    for status in statuses:
-        folder = order.output_dir / status.name
-        file = _judged(folder, folder, folder.with_name(f"{status.name}.json"), options)
-        packed = working.packed(folder, order.policies)
+    folders = [order.output_dir / status.name for status in statuses]
+    packs = [working.packed(folder, order.policies) for folder in folders]  # first: evaluations may be cut off
+    for folder, packed in zip(folders, packs):
+        file = _judged(folder, folder, folder.with_name(f"{folder.name}.json"), options)
         print(f"wrote {file} ({human_bytes(file.stat().st_size)}), {packed} ({human_bytes(packed.stat().st_size)})")
         if options.render:
             take(file)
