@@ -636,6 +636,7 @@ def test_published_results_are_found_by_environment_and_budget() -> None:
     [
         (["run", "{tmp}/none.yaml"], "none.yaml: cannot be read: No such file or directory"),
         (["run", "{study}", "--minutes", "0"], "--minutes must be above 0, got 0"),
+        (["run", "{study}", "--workers", "0"], "workers must be >= 1 and <= 10000, got 0"),
         (["run", "{study}", "--device", "abacus"], "device must be auto, cpu, cuda or cuda:N"),
         (["run", str(STUDIES / "cql-edac.yaml"), "--data", "{tmp}"], "halfcheetah-medium.npz: no such file"),
         (["judge", "{tmp}/none.zip"], "none.zip: no such file or folder"),

@@ -15,6 +15,7 @@ from benchmarks.report import COMMIT
 from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.memory import human_bytes
 from rl_training.study.packing import unpack_study
+from rl_training.study.study import require_workers
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
@@ -49,6 +50,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
 def run(options: argparse.Namespace) -> int:
     if options.minutes is not None and not options.minutes > 0:
         raise ConfigError(f"--minutes must be above 0, got {options.minutes:g}")
+    require_workers(options.workers)
     order = Order(
         options.output_dir,
         options.data,
