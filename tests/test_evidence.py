@@ -657,6 +657,11 @@ def test_what_is_wrong_is_one_line(
     assert said.count("\n") == 1
 
 
+def test_a_number_in_a_table_has_no_exponent_if_it_rounds_to_a_thousand() -> None:
+    found = [report.number(value) for value in (None, -0.0, 0.01234, 999.4, 999.6, -999.6, 12345.6)]
+    assert found == ["–", "0", "0.0123", "999", "1,000", "-1,000", "12,300"]
+
+
 def test_results_of_another_study_are_not_mixed_in() -> None:
     with pytest.raises(ConfigError, match="results of made cannot be added to those of other"):
         keeping.merged(made(range(1), study="other"), made(range(1)))
