@@ -197,10 +197,8 @@ def number(value: float | None, digits: int = 3) -> str:
         return "–"
     if value == 0:
         return "0"
-    if abs(value) >= 10**digits:
-        rounded = round(value, digits - len(str(int(abs(value)))))
-        return f"{rounded:,.0f}"
-    return f"{value:.{digits}g}"
+    rounded = float(f"{value:.{digits}g}")
+    return f"{rounded:,.0f}" if abs(rounded) >= 10**digits else f"{rounded:.{digits}g}"
 
 
 def returns(values: Sequence[float]) -> str:

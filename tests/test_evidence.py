@@ -33,6 +33,7 @@ from rl_training.runtime.workflows import evaluate_checkpoint
 from rl_training.seeding import EVALUATION_SEED
 from rl_training.study import Study
 from rl_training.study.description import read_description
+from rl_training.study.packing import pack_study
 from rl_training.study.trials import record_of
 from tests.reliability.processes import Child, fork_for_spawn, is_there, wait_for
 from tests.studies import homes
@@ -230,6 +231,37 @@ def test_the_time_limit_is_distinguished_from_other_signals() -> None:
         signal.raise_signal(signal.SIGTERM)
     assert not over.is_set()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_studies_are_packed_before_they_are_evaluated(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut_off(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    out = tmp_path / "out"
+    planned = Study(study, output_dir=out)
+    planned.plan()
+    monkeypatch.setattr(working, "work_on", lambda *_: [planned.status()])
+    monkeypatch.setattr(keeping, "judge_all", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        work(study, "--output-dir", out, "--commit", "abc")
+    assert (out / "swing.zip").is_file()
+
+
+def test_earlier_results_of_a_study_that_is_not_started_are_passed_on(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    earlier, out = tmp_path / "earlier", tmp_path / "out"
+    earlier.mkdir()
+    planned = Study(study, output_dir=tmp_path / "before")
+    planned.plan()
+    pack_study(planned.folder, earlier / "swing.zip")
+    keeping.store(earlier / "swing.json", keeping.collect(planned.folder))
+    monkeypatch.setattr(working.time, "monotonic", iter([0.0, 61.0]).__next__)
+    assert working.work_on([study], working.Order(out, minutes=1, commit="abc", earlier=earlier)) == []
+    for name in ("swing.zip", "swing.json"):
+        assert (out / name).read_bytes() == (earlier / name).read_bytes()
 
 
 def test_a_time_limit_before_the_first_worker_starts_ends_the_study(
@@ -604,6 +636,7 @@ def test_published_results_are_found_by_environment_and_budget() -> None:
     [
         (["run", "{tmp}/none.yaml"], "none.yaml: cannot be read: No such file or directory"),
         (["run", "{study}", "--minutes", "0"], "--minutes must be above 0, got 0"),
+        (["run", "{study}", "--workers", "0"], "workers must be >= 1 and <= 10000, got 0"),
         (["run", "{study}", "--device", "abacus"], "device must be auto, cpu, cuda or cuda:N"),
         (["run", str(STUDIES / "cql-edac.yaml"), "--data", "{tmp}"], "halfcheetah-medium.npz: no such file"),
         (["judge", "{tmp}/none.zip"], "none.zip: no such file or folder"),
@@ -622,6 +655,11 @@ def test_what_is_wrong_is_one_line(
     assert said.startswith("error: ")
     assert answer in said
     assert said.count("\n") == 1
+
+
+def test_a_number_in_a_table_has_no_exponent_if_it_rounds_to_a_thousand() -> None:
+    found = [report.number(value) for value in (None, -0.0, 0.01234, 999.4, 999.6, -999.6, 12345.6)]
+    assert found == ["–", "0", "0.0123", "999", "1,000", "-1,000", "12,300"]
 
 
 def test_results_of_another_study_are_not_mixed_in() -> None:

@@ -15,6 +15,7 @@ from benchmarks.report import COMMIT
 from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.memory import human_bytes
 from rl_training.study.packing import unpack_study
+from rl_training.study.study import require_workers
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
@@ -49,6 +50,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
 def run(options: argparse.Namespace) -> int:
     if options.minutes is not None and not options.minutes > 0:
         raise ConfigError(f"--minutes must be above 0, got {options.minutes:g}")
+    require_workers(options.workers)
     order = Order(
         options.output_dir,
         options.data,
@@ -60,10 +62,10 @@ def run(options: argparse.Namespace) -> int:
         options.workers,
     )
     statuses = working.work_on(options.studies, order)
-    for status in statuses:
-        folder = order.output_dir / status.name
-        file = _judged(folder, folder, folder.with_name(f"{status.name}.json"), options)
-        packed = working.packed(folder, order.policies)
+    folders = [order.output_dir / status.name for status in statuses]
+    packs = [working.packed(folder, order.policies) for folder in folders]  # first: evaluations may be cut off
+    for folder, packed in zip(folders, packs):
+        file = _judged(folder, folder, folder.with_name(f"{folder.name}.json"), options)
         print(f"wrote {file} ({human_bytes(file.stat().st_size)}), {packed} ({human_bytes(packed.stat().st_size)})")
         if options.render:
             take(file)

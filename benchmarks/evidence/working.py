@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import threading
 import time
@@ -73,6 +74,9 @@ def prepared(file: Path, order: Order) -> Study:
     packed = None if order.earlier is None else order.earlier / f"{study.folder.name}.zip"
     if packed is not None and packed.is_file() and not study.folder.exists():
         unpack_study(packed, study.folder)
+        for result in (packed, packed.with_suffix(".json")):  # passed on if the time is over before this study
+            if result.is_file() and not (new := order.output_dir / result.name).exists():
+                shutil.copyfile(result, new)
         again = restart_unfinished(study.folder, read_plan(study.folder))
         print(f"{study.folder.name}: from {packed}, of which {len(again)} trials start again", flush=True)
     return study
