@@ -1152,7 +1152,7 @@ _COLLECTING = [
         "n-step",
         "an environment that was reset on resume does not cut its return",
         "experience/collector.py",
-        "                self.buffer.cut([i])\n",
+        "                self._cut([i])\n",
         "                pass\n",
         "test_n_step.py",
     ),
