@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
+import rl_training
 from rl_training import IQL, SAC, Logger
 from rl_training.algorithms import TD3
 from rl_training.cli import main
@@ -721,6 +722,17 @@ def test_a_member_that_learns_takes_the_others_along(tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == folders
     assert model.members == [first, second]
     assert [one.checkpoint_path for one in model.members] == [result.checkpoint_path for result in results]
+
+
+def test_a_population_that_was_continued_elsewhere_is_not_continued_from_an_older_step(tmp_path: Path) -> None:
+    """Before, one run was trained in a new folder, and its result was left out."""
+    model = SAC("Pendulum-v1", seeds=[4, 2], output_dir=tmp_path, device="cpu", **brief("sac"))
+    model.learn(20, progress_bar=False)
+    runs = sorted(tmp_path.iterdir())
+    rl_training.load(runs[1]).learn(10, progress_bar=False)
+    with pytest.raises(ConfigError, match=r"was continued elsewhere, beyond the step_000000020 of this model; "):
+        model.learn(10, progress_bar=False)
+    assert sorted(tmp_path.iterdir()) == runs
 
 
 def diverge(session: Session) -> None:

@@ -25,7 +25,7 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.loggers import Logger, as_loggers
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.experiment.registry import algorithm_names, get_algorithm_spec, resolve, spec_of
-from rl_training.experiment.retention import copy_checkpoint, folder_of
+from rl_training.experiment.retention import copy_checkpoint, folder_of, list_checkpoints
 from rl_training.export.writing import Exported, export_checkpoint
 from rl_training.importing import name_of
 from rl_training.models.mlp import NETWORK
@@ -210,6 +210,7 @@ class ManagedAlgorithm(Generic[Seeds]):
         if they were given as objects and this model was loaded.
         """
         path, watching = self._checkpoint(), as_callbacks(callbacks)
+        self._require_newest()
         self._replace_environments(env, eval_env)
         changes = self._environments() | ({} if total_timesteps is None else {"total_timesteps": total_timesteps})
         self.config, data = resolve_data(dataset, self.config.replace(**changes), self._given)
@@ -412,6 +413,17 @@ class ManagedAlgorithm(Generic[Seeds]):
         member._given, member._dataset, member._population = self._given, self._dataset, self
         member._take(result)
         return member
+
+    def _require_newest(self) -> None:
+        """Raise if another model or process has continued the runs of this population."""
+        for member in self.members:
+            path = member._checkpoint()
+            if path.parent.name == "checkpoints" and list_checkpoints(path.parent)[-1:] != [path]:
+                run = folder_of(path)
+                raise ConfigError(
+                    f"{run} was continued elsewhere, beyond the {path.name} of this model; continue it with "
+                    f"rl_training.load({str(run)!r}).resume(…)"
+                )
 
     def _checkpoint(self, method: str | None = None) -> Path:
         """The checkpoint; raise if the model is not trained, or if `method` needs one model of a population."""
