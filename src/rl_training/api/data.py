@@ -15,11 +15,9 @@ from rl_training.errors import ConfigError, nearest
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import resolve, spec_of
 from rl_training.runtime.online import learns_without_data
-from rl_training.runtime.resume_settings import as_overrides
+from rl_training.runtime.resume_settings import DATA_KEYS, data_keys
 
 Data = TransitionDataset | str | os.PathLike[str] | Mapping[str, Any] | None
-# Keys of `algo_kwargs` that name the data; a file passed to `learn` replaces all of them.
-_DATA_KEYS = ("dataset_kind", "dataset_path", "dataset_id", "dataset_size", "dataset_seed", "datasets")
 
 
 def resolve_data(
@@ -38,18 +36,12 @@ def resolve_data(
             "dataset: give a TransitionDataset, a file (.npz, .hdf5), a Minari id or a mapping of arrays, "
             f"got {type(given).__name__}"
         )
-    kept = {key: value for key, value in config.algo_kwargs.items() if key not in _DATA_KEYS}
+    kept = {key: value for key, value in config.algo_kwargs.items() if key not in DATA_KEYS}
     kind = kind_of(given)
     key = "dataset_id" if kind == "minari" else "dataset_path"
     config = config.replace(algo_kwargs={**kept, "dataset_kind": kind, key: os.fspath(given)})
     resolve(config)
     return config, None
-
-
-def naming_file(config: TrainConfig) -> list[str]:
-    """The settings that name the data of `config`, and replace those that named other data, as overrides."""
-    named = {key: value for key, value in config.algo_kwargs.items() if key in _DATA_KEYS}
-    return as_overrides({"dataset_path": None, "dataset_id": None, "datasets": [], **named})
 
 
 def _from_mapping(
@@ -73,6 +65,5 @@ def _from_mapping(
 
 def require_one_source(dataset: Data, overrides: Sequence[str]) -> None:
     """Raise if `key=value` overrides name data in addition to `dataset`."""
-    for text in () if dataset is None else overrides:
-        if (key := text.partition("=")[0].removeprefix("algo_kwargs.").partition(".")[0]) in _DATA_KEYS:
-            raise ConfigError(f"give the data with --dataset or with --set {key}, not with both")
+    if dataset is not None and (keys := data_keys(overrides)):
+        raise ConfigError(f"give the data with --dataset or with --set {keys[0]}, not with both")

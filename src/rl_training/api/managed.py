@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from typing_extensions import TypeVar
 
-from rl_training.api.data import Data, naming_file, resolve_data
+from rl_training.api.data import Data, resolve_data
 from rl_training.api.describing import LazyAttribute, documented, managed_class, signature_of
 from rl_training.api.hints import attribute_hint, require_known, with_argument_hints
 from rl_training.api.interruptions import recorded_on_error
@@ -34,6 +34,7 @@ from rl_training.runs.session import Session, TrainResult
 from rl_training.runs.spec import RunOptions
 from rl_training.runs.state import config_of, steps_made
 from rl_training.runtime import loading
+from rl_training.runtime.resume_settings import naming_data
 from rl_training.runtime.workflows import Recording, play_checkpoint, record_checkpoint
 
 Environment = str | Env | type[Env] | Callable[..., Env] | TensorEnv | type[TensorEnv]
@@ -217,7 +218,7 @@ class ManagedAlgorithm(Generic[Seeds]):
         self._dataset = self._dataset if dataset is None else data
         run: dict[str, Any] = {"callbacks": watching, "dataset": self._dataset, "given": self._given}
         if dataset is not None and data is None:  # the run has settings that it decided when it started
-            run["overrides"] = naming_file(self.config)
+            run["overrides"] = naming_data(self.config)
         run |= {"changes": changes, "loggers": as_loggers(loggers), "quiet": not progress_bar}
         manager, complete = ExperimentManager(), not self.members  # a member that was not resumed has a checkpoint
         with recorded_on_error(self._record_results, self.config, complete=complete) as run["opened"]:

@@ -33,7 +33,7 @@ from rl_training.runtime.offline import require_data
 from rl_training.runtime.populations import copied
 from rl_training.runtime.resume_settings import (
     changed_config,
-    naming_files,
+    naming_data,
     require_resumable,
     require_same_seed,
     with_data,
@@ -140,7 +140,7 @@ def train_in_folders(
     try:
         for (config, home), place in zip(members, places, strict=True):
             if homes[home]:
-                changes, moved = {"allow_import": config.allow_import}, naming_files(config)
+                changes, moved = {"allow_import": config.allow_import}, naming_data(config)
                 run = _resumed_member(
                     place, options, changes=changes, overrides=moved, shared=shared, warn=warnings.warn
                 )

@@ -17,6 +17,8 @@ from rl_training.models.mlp import NetworkShape
 from rl_training.runs.state import spaces_from, steps_made
 from rl_training.settings import at_home
 
+# Settings that name data.
+DATA_KEYS = ("dataset_kind", "dataset_path", "dataset_id", "dataset_size", "dataset_seed", "datasets")
 # Settings of networks, in addition to their shapes and those that the learner names.
 _OF_NETWORKS = ("normalize_observations", "normalize_rewards")
 # Settings of rows in a replay buffer: rewards are stored scaled, and truncations only for n-step returns.
@@ -63,10 +65,8 @@ def with_data(
     if given is not None:
         return now
     folder = Path(str(record.get("folder", Path.cwd())))
-    names = [one.partition("=")[0].strip().removeprefix("algo_kwargs.") for one in overrides]
-    named = any(name.partition(".")[0] in ("dataset_path", "datasets") for name in names)
     known = {one.get("dataset_path") for one in _dataset_settings(before)}
-    if named:
+    if not {"dataset_path", "datasets"}.isdisjoint(data_keys(overrides)):
         known = {path for path in known if not (path and Path(path).is_file())}
     mixture = bool(now.algo_kwargs.get("datasets"))
     remedy = f"{cause}, add --set {'datasets' if mixture else 'dataset_path'}=…"
@@ -74,15 +74,17 @@ def with_data(
     return now.replace(algo_kwargs={**now.algo_kwargs, "datasets": found} if mixture else found[0])
 
 
-def as_overrides(algo_kwargs: Mapping[str, Any]) -> list[str]:
-    """Settings of the algorithm as `key=value` overrides."""
-    return [f"algo_kwargs.{key}={json.dumps(value)}" for key, value in algo_kwargs.items()]
+def naming_data(config: TrainConfig) -> list[str]:
+    """The settings that name the data of `config`, and replace those that named other data, as overrides."""
+    named = {key: value for key, value in config.algo_kwargs.items() if key in DATA_KEYS}
+    values = {"dataset_path": None, "dataset_id": None, "datasets": [], **named} if named else {}
+    return [f"algo_kwargs.{key}={json.dumps(value, ensure_ascii=False)}" for key, value in values.items()]
 
 
-def naming_files(config: TrainConfig) -> list[str]:
-    """The settings of `config` that name its data files, as overrides."""
-    named = {key: config.algo_kwargs.get(key) for key in ("dataset_path", "datasets")}
-    return as_overrides({key: value for key, value in named.items() if value})
+def data_keys(overrides: Sequence[str]) -> list[str]:
+    """The settings that name data and that `key=value` overrides replace."""
+    keys = [text.partition("=")[0].strip().removeprefix("algo_kwargs.").partition(".")[0] for text in overrides]
+    return [key for key in keys if key in DATA_KEYS]
 
 
 def _dataset_settings(config: TrainConfig) -> list[Mapping[str, Any]]:
