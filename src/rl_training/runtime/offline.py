@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -152,9 +152,6 @@ class DataRegime(Regime):
     def __init__(self, spec: RunSpec, *, updates_per_step: int = 1, validation_fraction: float = 0.0) -> None:
         section = spec.resolved[DatasetConfig]
         env_spaces = _infer_env_spaces(spec.config, discrete=spec.sections.takes_discrete, given=spec.given)
-        if spec.checkpoint is not None:
-            place, changed = spec.checkpoint.path, spec.changes().settings
-            require_data(spec.checkpoint.records["dataset"], spec.dataset, changed, place)
         config = spec.config
         spare = Path(config.output_dir) / ".rows"  # for packed files that cannot be stored next to the data
         budgets = MemoryBudget(choose_device(config.device), config.device_memory, config.host_memory, spare)
@@ -198,18 +195,6 @@ def _dataset_record(spec: RunSpec, data: TransitionDataset) -> dict[str, Any]:
         **({} if raw is None else {"raw_rows": raw.rows, "raw_fingerprint": raw.fingerprint}),
         **({} if folder is None else {"folder": str(folder)}),
     }
-
-
-def require_data(
-    record: Mapping[str, Any], dataset: TransitionDataset | None, changed: Iterable[str], place: Path
-) -> None:
-    """Raise if a run that was trained on arrays in memory is resumed without them and without other data.
-
-    `changed` are the settings that differ from those of the run, by dotted name.
-    """
-    named = any(name.startswith("algo_kwargs.dataset") for name in changed)
-    if record.get("in_memory") and dataset is None and not named:
-        raise ConfigError(f"{place} was trained on arrays in memory; resume it with resume(dataset=…)")
 
 
 class Offline(DataRegime):

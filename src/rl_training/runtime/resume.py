@@ -29,10 +29,10 @@ from rl_training.runs.signals import TrainingInterrupted
 from rl_training.runs.spec import RunOptions, RunSpec
 from rl_training.runs.state import config_of, spaces_from
 from rl_training.runtime.loading import open_checkpoint
-from rl_training.runtime.offline import require_data
 from rl_training.runtime.populations import copied
 from rl_training.runtime.resume_settings import (
     changed_config,
+    data_keys,
     naming_data,
     require_resumable,
     require_same_seed,
@@ -181,15 +181,15 @@ def resumed_run(
     before, data = _recorded(home, rewinds) if checkpoint is None else _saved(checkpoint)
     config = with_data(before, changed_config(before, changes, overrides), data, dataset, overrides=overrides)
     require_same_seed(before, config)
+    if data.get("in_memory") and dataset is None and not data_keys(overrides):
+        raise ConfigError(f"{home} was trained on arrays in memory; resume it with resume(dataset=…)")
     if checkpoint is not None:
         _require_fit(checkpoint, before, config, given)
     else:
-        changed = Changes(differences(before.to_dict(), config.to_dict()))
-        require_data(data, dataset, changed.settings, home)
         options = replace(options, home=home)
         if not rewinds:
-            now = f" with {changed}" if changed.settings else ""
-            warn(f"{home}: ended before its first checkpoint; it starts again{now}")
+            changed = str(Changes(differences(before.to_dict(), config.to_dict())))
+            warn(f"{home}: ended before its first checkpoint; it starts again{changed and f' with {changed}'}")
     return spec_of(config).run_spec(
         config, checkpoint=checkpoint, dataset=dataset, given=given, options=options, **others
     )
