@@ -15,7 +15,7 @@ from rl_training.api.data import Data, resolve_data
 from rl_training.api.describing import LazyAttribute, documented, managed_class, signature_of
 from rl_training.api.hints import attribute_hint, require_known, with_argument_hints
 from rl_training.api.interruptions import recorded_on_error
-from rl_training.data.datasets import TransitionDataset
+from rl_training.api.trained import TrainedModel
 from rl_training.data.formats.own import KIND
 from rl_training.environments.tensor_env import TensorEnv
 from rl_training.environments.user_environments import Env, TensorEnvMaker, UserEnvironments, resolve_env
@@ -25,7 +25,7 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.loggers import Logger, as_loggers
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.experiment.registry import algorithm_names, get_algorithm_spec, resolve, spec_of
-from rl_training.experiment.retention import copy_checkpoint, folder_of, list_checkpoints
+from rl_training.experiment.retention import copy_checkpoint
 from rl_training.export.writing import Exported, export_checkpoint
 from rl_training.importing import name_of
 from rl_training.models.mlp import NETWORK
@@ -64,7 +64,7 @@ def _training(method: Callable[Concatenate[Any, P], TrainResult | list[TrainResu
     return with_argument_hints(method)  # type: ignore[return-value]
 
 
-class ManagedAlgorithm(Generic[Seeds]):
+class ManagedAlgorithm(TrainedModel, Generic[Seeds]):
     """Base class of the algorithms: train, evaluate, predict, resume, export.
 
     Construct a model from an environment and settings (fields of `TrainConfig`, keys of `algo_kwargs`), or from a
@@ -99,11 +99,6 @@ class ManagedAlgorithm(Generic[Seeds]):
         unit = "updates" if regime.name == "offline" else "steps"
         return f"{head}: trained {self._steps:,} {unit}, {self.run_dir}"
 
-    @property
-    def run_dir(self) -> Path | None:
-        """The folder of the run, or of a checkpoint without a run; None if the model is not trained."""
-        return None if self.checkpoint_path is None else folder_of(self.checkpoint_path)
-
     if not TYPE_CHECKING:  # type checkers report missing attributes themselves
 
         def __getattr__(self, name: str) -> Any:
@@ -132,14 +127,7 @@ class ManagedAlgorithm(Generic[Seeds]):
             name = type(self).__name__
             raise ConfigError(f"algo: {name} cannot run a config for {self.config.algo!r}", key="algo")
         resolve(self.config)
-        self.checkpoint_path: Path | None = None
-        self._steps, self._budget = 0, self.config.total_timesteps
-        self._dataset: TransitionDataset | None = None
-        self._loaded: loading.LoadedPolicy | None = None
-        self._values: loading.LoadedValues | None = None
-        # One model per seed, after a population was trained, and the population of such a model.
-        self.members: list[ManagedAlgorithm] = []
-        self._population: ManagedAlgorithm[Any] | None = None
+        self._budget, self.members = self.config.total_timesteps, []
 
     @classmethod
     def _configure(cls, settings: dict[str, Any], env: Any) -> TrainConfig:
@@ -364,76 +352,6 @@ class ManagedAlgorithm(Generic[Seeds]):
 
     def _environments(self) -> dict[str, Any]:
         return {key: value for key, value in self.config.to_dict().items() if key in _ENV_KEYS}
-
-    def _record_results(self, results: Sequence[TrainResult]) -> TrainResult | list[TrainResult]:
-        """Store the checkpoint of the run, or the members of a population; return the result or results."""
-        if self.config.seeds is not None:
-            results = self._with_left_out(results)
-            self.members = [self._member(seed, result) for seed, result in zip(self.config.seeds, results)]
-            self._follow_members()
-            return list(results)
-        result = next((one for one in results if one.run_dir == self.run_dir), results[0])
-        self._take(result)
-        if self._population is not None:
-            self._population._take_members(results)
-        return result
-
-    def _take(self, result: TrainResult) -> None:
-        """Continue from the checkpoint of `result`."""
-        self.checkpoint_path, self._loaded, self._values = result.checkpoint_path, None, None
-        self._steps = int(result.metrics["global_step"])
-
-    def _take_members(self, results: Sequence[TrainResult]) -> None:
-        """Let the members continue from those of `results` that are theirs: one of them has resumed the others."""
-        found = {result.run_dir: result for result in results}
-        for member in self.members:
-            if member.run_dir in found:
-                member._take(found[member.run_dir])
-        self._follow_members()
-
-    def _follow_members(self) -> None:
-        self._steps = max(member._steps for member in self.members)
-        self.checkpoint_path = self.members[0].checkpoint_path
-
-    def _with_left_out(self, results: Sequence[TrainResult]) -> list[TrainResult]:
-        """`results` in the order of the seeds, with the last checkpoints of members that were not resumed."""
-        found = {result.run_dir: result for result in results}
-        before = [
-            TrainResult(one.run_dir, one.checkpoint_path, {"global_step": one._steps})
-            for one in self.members
-            if one.run_dir is not None and one.checkpoint_path is not None
-        ]
-        return [found.get(one.run_dir, one) for one in before] or list(results)
-
-    def _member(self, seed: int, result: TrainResult) -> ManagedAlgorithm:
-        """The model of this result: the present one of its run, or a new one."""
-        config = self.config.replace(seed=seed, seeds=None)
-        known: dict[Path | None, ManagedAlgorithm[Any]] = {one.run_dir: one for one in self.members}
-        member: ManagedAlgorithm[Any] = known.get(result.run_dir) or type(self)(config)
-        member.config = config
-        member._given, member._dataset, member._population = self._given, self._dataset, self
-        member._take(result)
-        return member
-
-    def _require_newest(self) -> None:
-        """Raise if another model or process has continued the runs of this population."""
-        for member in self.members:
-            path = member._checkpoint()
-            if path.parent.name == "checkpoints" and list_checkpoints(path.parent)[-1:] != [path]:
-                run = folder_of(path)
-                raise ConfigError(
-                    f"{run} was continued elsewhere, beyond the {path.name} of this model; continue it with "
-                    f"rl_training.load({str(run)!r}).resume(…)"
-                )
-
-    def _checkpoint(self, method: str | None = None) -> Path:
-        """The checkpoint; raise if the model is not trained, or if `method` needs one model of a population."""
-        name, seeds = type(self).__name__, self.config.seeds
-        if method is not None and seeds is not None:
-            raise ConfigError(f"{name} has {len(seeds)} members; {method} one: model.members[0].{method}(…)")
-        if self.checkpoint_path is None:
-            raise ConfigError(f"{name} is not trained yet: call learn() or load() first")
-        return self.checkpoint_path
 
 
 load = ManagedAlgorithm.load
