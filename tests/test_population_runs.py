@@ -733,6 +733,10 @@ def test_a_population_that_was_continued_elsewhere_is_not_continued_from_an_olde
     with pytest.raises(ConfigError, match=r"was continued elsewhere, beyond the step_000000020 of this model; "):
         model.learn(10, progress_bar=False)
     assert sorted(tmp_path.iterdir()) == runs
+    for run in runs:
+        shutil.rmtree(run / "checkpoints")
+    with pytest.raises(CheckpointError, match="no valid checkpoint"):
+        model.learn(10, progress_bar=False)
 
 
 def diverge(session: Session) -> None:

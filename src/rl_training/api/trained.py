@@ -10,7 +10,7 @@ from rl_training.data.datasets import TransitionDataset
 from rl_training.environments.user_environments import UserEnvironments
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.retention import folder_of, list_checkpoints
+from rl_training.experiment.retention import folder_of, list_checkpoints, step_of
 from rl_training.runs.session import TrainResult
 from rl_training.runtime.loading import LoadedPolicy, LoadedValues
 
@@ -90,8 +90,8 @@ class TrainedModel:
         """Raise if another model or process has continued the runs of this population."""
         for member in self.members:
             path = member._checkpoint()
-            if path.parent.name == "checkpoints" and list_checkpoints(path.parent)[-1:] != [path]:
-                run = folder_of(path)
+            run, newest = folder_of(path), list_checkpoints(path.parent)[-1:]
+            if run != path and any(step_of(one) > step_of(path) for one in newest):
                 raise ConfigError(
                     f"{run} was continued elsewhere, beyond the {path.name} of this model; continue it with "
                     f"rl_training.load({str(run)!r}).resume(…)"
