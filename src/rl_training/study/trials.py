@@ -104,17 +104,19 @@ def require_data(study: Path, plan: Plan) -> None:
 
 def _require_origins(study: Path, plan: Plan) -> None:
     """Raise if a run of `init_from` does not exist; trials that have a checkpoint do not need theirs any more."""
+    origins: dict[str, None] = {}
     for trial in plan.trials:
         origin = plan.configurations[trial.configuration].settings.get("init_from")
-        begun = list_checkpoints(home_of(study, trial) / "checkpoints")
-        if origin is not None and not begun and is_open(study, trial):
-            try:
-                find_origin(origin, trial.seed)
-            except CheckpointError as error:
-                raise CheckpointError(
-                    f"{error}; trials of {study} start from it; no trial was started: restore it, or continue in "
-                    "the folder where the study began"
-                ) from None
+        if origin and is_open(study, trial) and not list_checkpoints(home_of(study, trial) / "checkpoints"):
+            origins[origin.replace("{seed}", str(trial.seed))] = None
+    for origin in origins:
+        try:
+            find_origin(origin, None)
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"{error}; trials of {study} start from it; no trial was started: restore it, or continue in "
+                "the folder where the study began"
+            ) from None
 
 
 def reopen_failed(study: Path, plan: Plan, never: Sequence[int] = (), only: Sequence[int] | None = None) -> None:
