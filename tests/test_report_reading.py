@@ -224,6 +224,15 @@ def test_a_run_that_resumed_in_a_new_folder_has_no_rate(tmp_path: Path) -> None:
         assert facts.updates_per_second == rate
 
 
+def test_a_run_that_continues_the_updates_of_an_offline_run_has_no_rate(tmp_path: Path) -> None:
+    for name, learned, rate in (("a", 0, 10.0), ("b", 60, None)):
+        metrics = {"update_count": 100, "pretrain_updates_done": learned}
+        settings = settings_of("sac") | {"init_from": "runs/offline"}
+        place = write_run(tmp_path / name, settings=settings, metrics=metrics, seconds=10.0)
+        (facts,) = facts_of(report.read(place).summary.groups)
+        assert facts.updates_per_second == rate
+
+
 def test_incomplete_lines_and_invalid_numbers_are_skipped() -> None:
     log = log_of([1.0, 2.0]).encode() + b"300,1800000010.0,2,,,inf,\n400,x,2,,,3.0,\n500,1800000012.0,2,,,4.0,9"
     found = read_log(log, "eval_return_mean")

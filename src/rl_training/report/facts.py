@@ -86,9 +86,10 @@ def _count(value: Any) -> str:
 
 
 def _rate(run: Run) -> float | None:
-    """Updates per second; None if it is unknown, as of a run that resumed in a new folder."""
+    """Updates per second; None if it is unknown, as if the count includes updates that another run made."""
     updates = finite(run.metrics.get("update_count"))
-    if updates is None or not run.seconds or run.record.get("resumed_from"):
+    continued = run.settings.get("init_from") and run.metrics.get("pretrain_updates_done")
+    if updates is None or not run.seconds or run.record.get("resumed_from") or continued:
         return None
     return updates / run.seconds
 
