@@ -22,11 +22,10 @@ from rl_training.experiment.config import load_config
 from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs, setting_names
 from rl_training.runs.callbacks import Callback
 from rl_training.runs.session import Session
-from rl_training.runs.state import config_of
 from rl_training.runtime.loading import load_policy, open_checkpoint
 from rl_training.runtime.online import OnlineConfig
 from rl_training.runtime.workflows import evaluate_checkpoint, predict_checkpoint
-from tests.runs import ALL, EVERY_STEP, OFFLINE, TINY, differences, mostly_slow, owned, run_record, tiny, train
+from tests.runs import ALL, EVERY_STEP, OFFLINE, TINY, differences, mostly_slow, owned, tiny, train
 from tests.test_offline_runtime import identity_data
 from tests.worlds import Identity
 
@@ -379,21 +378,6 @@ def test_the_next_learning_on_a_file_keeps_the_settings_that_the_run_decided(tmp
 
 def loaded_settings(run: Path) -> dict[str, Any]:
     return dict(rl_training.load(run).config.algo_kwargs)
-
-
-def test_a_file_that_is_given_again_changes_no_setting(tmp_path: Path) -> None:
-    """Those that were decided when the run started stay: from `auto`, and from networks that were copied."""
-    first = train(tiny("sac", tmp_path / "first", total_timesteps=25, eval_episodes=0))
-    spaces = spaces_of(config := tiny("rlpd", tmp_path / "runs", eval_episodes=0, init_from=str(first.run_dir)))
-    path = write_columns(tmp_path / "x.npz", collect_random(config, spaces, 50, seed=0).columns())
-    decided = ("learning_starts", "dataset_kind", "dataset_size")
-    kwargs = {key: value for key, value in config.algo_kwargs.items() if key not in decided}
-    model = RLPD(config.replace(algo_kwargs=kwargs))
-    model.learn(40, progress_bar=False, dataset=path)
-    again = model.learn(40, progress_bar=False, dataset=path)
-    recorded = config_of(open_checkpoint(again.run_dir)).algo_kwargs
-    assert (recorded["learning_starts"], recorded["actor_starts"]) == (4, 5_000)
-    assert run_record(again.run_dir)["exact_resume"] is True
 
 
 @pytest.mark.parametrize(
