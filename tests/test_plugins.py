@@ -225,7 +225,9 @@ def test_an_installed_algorithm_is_found_by_its_name(
     assert "plugged" not in sys.modules
     listed = {row["name"]: row["title"] for row in json.loads(done("algos", "--json"))}
     assert listed["mine"] == {"plugged:Mine": "Mine", "plugged:add": "added by a function"}[value]
-    train("MINE")
+    shown = CliRunner().invoke(cli.main, ["train", "--algo", "MINE", "--env", "Pendulum-v1", "--steps", "40", *SET])
+    assert "next:" in shown.output
+    assert "--allow-import" not in shown.output
     [run] = Path("runs").iterdir()
     forget()
     assert len(json.loads(done("predict", run, "--obs", "1.0,0.0,0.0"))) == 1
