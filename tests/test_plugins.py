@@ -19,7 +19,7 @@ from rl_training import TrainConfig, cli, importing
 from rl_training.algorithms import DQN, SAC
 from rl_training.algorithms.base import Learner
 from rl_training.errors import ConfigError
-from rl_training.experiment import plugins, registry
+from rl_training.experiment import registry
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.runtime.loading import load_policy, open_checkpoint
 from tests.helpers import build, random_batch
@@ -105,8 +105,8 @@ def refused(*words: object) -> str:
 
 
 def install(monkeypatch: pytest.MonkeyPatch, *entries: tuple[str, str]) -> None:
-    found = [EntryPoint(name, value, plugins.GROUP) for name, value in entries]
-    monkeypatch.setattr(plugins, "entry_points", lambda group: found if group == plugins.GROUP else [])
+    found = [EntryPoint(name, value, importing.GROUP) for name, value in entries]
+    monkeypatch.setattr(importing, "entry_points", lambda group: found if group == importing.GROUP else [])
 
 
 def test_a_registered_class_trains_loads_and_resumes(tmp_path: Path) -> None:

@@ -315,8 +315,8 @@ def _show_candidates(found: Selection) -> None:
             note(f"note: {text}")
     for name, anchor in (("the data's own return", found.data), ("FQE of a clone of the data", found.clone)):
         if anchor is not None:
-            value, interval = _interval(anchor)
-            print(f"{name}: {value} ({interval})")
+            mean, interval = _interval(anchor)
+            print(f"{name}: {mean} ({interval})")
     print(f"time: {duration(found.seconds)}")
 
 
