@@ -382,6 +382,21 @@ class Rows(Logger):
 """
 
 
+def test_a_study_of_an_environment_starts_with_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No trial is recorded as failed, so that the same command with --allow-import trains all."""
+    monkeypatch.chdir(tmp_path)
+    Path("places.py").write_text("from gymnasium.envs.classic_control import PendulumEnv\n")
+    values = {**SMALL, "total_timesteps": 40, "env_id": "places:PendulumEnv", "eval_max_steps": 20}
+    limit = [{"TimeLimit": {"max_episode_steps": 20}}]
+    Path("own.yaml").write_text(json.dumps({"base": "sac/pendulum", "set": values | {"wrappers": limit}}))
+    message = "env_id: 'places:PendulumEnv' would import the module 'places'; no trial was started: allow it with"
+    assert message in refused("sweep", "own.yaml")
+    assert message in refused("work", "studies/own")
+    assert not rl_training.Study("studies/own").status().failed
+    done("sweep", "own.yaml", "--allow-import")
+    done("sweep", "own.yaml")  # all trials are done
+
+
 def test_a_study_names_modules_with_permission(module: str, tmp_path: Path) -> None:
     (tmp_path / "plugged.py").write_text(MODULE + PARTS)
     small = {**SMALL, "normalize_observations": False}

@@ -10,7 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rl_training.errors import DatasetError, DiskFullError, RLTrainingError, device_error, one_line, with_causes
+from rl_training.errors import (
+    ConfigError,
+    DatasetError,
+    DiskFullError,
+    RLTrainingError,
+    device_error,
+    one_line,
+    with_causes,
+)
 from rl_training.experiment import files
 from rl_training.experiment.runs import DONE, read_run_record
 from rl_training.settings import at_home
@@ -85,6 +93,20 @@ def require_data(study: Path, plan: Plan) -> None:
             f"{', '.join(missing)}: no such file, which trials of {study} need; no trial was started: restore it, "
             "or pass the study's file and --data DIR to sweep"
         )
+
+
+def require_permission(study: Path, plan: Plan, *, allow_import: bool) -> None:
+    """Raise if the environments of open trials would be imported without permission, which every trial would do."""
+    for trial in () if allow_import else plan.trials:
+        settings = plan.configurations[trial.configuration].settings
+        for key in ("env_id", "eval_env"):
+            if ":" in (settings.get(key) or "") and is_open(study, trial):
+                module = settings[key].partition(":")[0]
+                raise ConfigError.of(
+                    key,
+                    f"{settings[key]!r} would import the module {module!r}; no trial was started: allow it with "
+                    "--allow-import",
+                )
 
 
 def reopen_failed(study: Path, plan: Plan, never: Sequence[int] = (), only: Sequence[int] | None = None) -> None:
