@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("--learning-starts", type=int, default=500)
     parser.add_argument("--episodes", type=int, default=10, help="evaluation episodes of each seed")
     parser.add_argument("--output-dir", default="runs/compare_ten_seeds")
-    parser.add_argument("--progress", action="store_true", help="show how training goes")
+    parser.add_argument("--progress", action="store_true", help="show progress")
     options = parser.parse_args()
     if options.algorithms[0] == options.algorithms[1]:
         parser.error("give two different algorithms")

@@ -70,8 +70,13 @@ def opened(place: Path) -> Policy:
 def actions(policy: Policy, lines: Iterable[str]) -> Iterator[Any]:
     """Yield the deterministic action, in the environment's units, for each observation."""
     for line in lines:
-        if line.strip():
-            yield policy.predict(json.loads(line)).tolist()
+        if not line.strip():
+            continue
+        try:
+            obs = json.loads(line)
+        except ValueError:
+            raise ValueError(f"an observation is JSON, such as [1.0, 0.0, 0.0]; got {line.strip()!r}") from None
+        yield policy.predict(obs).tolist()
 
 
 def try_all(folder: Path, run: Path | None, steps: int) -> None:
@@ -98,9 +103,9 @@ def try_all(folder: Path, run: Path | None, steps: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Observations as JSON lines in, actions out.")
-    parser.add_argument("checkpoint", type=Path, nargs="?", help="or an exported .onnx or .npz")
-    parser.add_argument("--try-in", type=Path, metavar="FOLDER", help="export there and ask every form")
-    parser.add_argument("--steps", type=int, default=2_000, help="of training, where no run is given")
+    parser.add_argument("checkpoint", type=Path, nargs="?", help="or a run folder, or an exported .onnx or .npz")
+    parser.add_argument("--try-in", type=Path, metavar="FOLDER", help="export to it in both formats and compare")
+    parser.add_argument("--steps", type=int, default=2_000, help="training steps if no checkpoint is given")
     options = parser.parse_args()
     if options.checkpoint is None and options.try_in is None:
         parser.error("name a checkpoint, a run folder, an exported policy, or --try-in FOLDER")

@@ -53,8 +53,8 @@ def line(name: str, trial: TrialResult) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Tune SAC on Pendulum-v1.")
-    parser.add_argument("--trials", type=int, default=20, help="configurations, the base among them")
-    parser.add_argument("--seeds", type=int, default=2, help="of each trial, and as many fresh ones for the best")
+    parser.add_argument("--trials", type=int, default=20, help="number of configurations, including the base")
+    parser.add_argument("--seeds", type=int, default=2, help="of each trial, and of the confirmation")
     parser.add_argument("--steps", type=int, default=5_000)
     parser.add_argument("--episodes", type=int, default=10)
     parser.add_argument("--workers", type=int, default=1)

@@ -15,6 +15,7 @@ from examples.compare_ten_seeds import table, verdict
 from examples.deploy_policy import actions
 from examples.offline_own_arrays import logged_data
 from rl_training import TransitionDataset
+from rl_training.console.options import number
 from rl_training.export.writing import export_checkpoint
 from rl_training.report import runs
 from rl_training.runtime.loading import load_policy, open_checkpoint
@@ -90,6 +91,16 @@ def test_a_wrong_observation_is_one_line(run: Path) -> None:
     done = program("deploy_policy.py", str(run), typed="[1.0]\n")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "error: obs must have shape [2] or [B, 2], got [1]\n"
+    done = program("deploy_policy.py", str(run), typed="1.0,0.0\n")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "error: an observation is JSON, such as [1.0, 0.0, 0.0]; got '1.0,0.0'\n"
+
+
+def test_the_steps_in_the_commands_of_the_examples_are_numbers() -> None:
+    texts = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "examples").rglob("*.py"))]
+    steps = [word for text in texts for word in re.findall(r"--steps (\S+)", text)]
+    assert len(steps) >= 2
+    assert [word for word in steps if not isinstance(number(word), int)] == []
 
 
 def test_seeds_of_two_algorithms_are_compared(tmp_path: Path) -> None:

@@ -739,7 +739,7 @@ def test_select_from_the_command_line(study: Study) -> None:
     chosen = plain["candidates"][0]
     assert chosen["name"] == plain["trial"]
     assert chosen["estimate"]["low"] < chosen["estimate"]["value"]
-    assert "no trial that is done has been evaluated" in refused(command("select", study.folder, "--by", "return"))
+    assert "none of the finished trials" in refused(command("select", study.folder, "--by", "return"))
     assert "--dataset is for --by fqe" in refused(
         command("select", study.folder, "--by", "return", "--dataset", "x.npz")
     )

@@ -19,7 +19,7 @@ from rl_training import TrainConfig, cli, importing
 from rl_training.algorithms import DQN, SAC
 from rl_training.algorithms.base import Learner
 from rl_training.errors import ConfigError
-from rl_training.experiment import plugins, registry
+from rl_training.experiment import registry
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.runtime.loading import load_policy, open_checkpoint
 from tests.helpers import build, random_batch
@@ -105,8 +105,8 @@ def refused(*words: object) -> str:
 
 
 def install(monkeypatch: pytest.MonkeyPatch, *entries: tuple[str, str]) -> None:
-    found = [EntryPoint(name, value, plugins.GROUP) for name, value in entries]
-    monkeypatch.setattr(plugins, "entry_points", lambda group: found if group == plugins.GROUP else [])
+    found = [EntryPoint(name, value, importing.GROUP) for name, value in entries]
+    monkeypatch.setattr(importing, "entry_points", lambda group: found if group == importing.GROUP else [])
 
 
 def test_a_registered_class_trains_loads_and_resumes(tmp_path: Path) -> None:
@@ -225,7 +225,9 @@ def test_an_installed_algorithm_is_found_by_its_name(
     assert "plugged" not in sys.modules
     listed = {row["name"]: row["title"] for row in json.loads(done("algos", "--json"))}
     assert listed["mine"] == {"plugged:Mine": "Mine", "plugged:add": "added by a function"}[value]
-    train("MINE")
+    shown = CliRunner().invoke(cli.main, ["train", "--algo", "MINE", "--env", "Pendulum-v1", "--steps", "40", *SET])
+    assert "next:" in shown.output
+    assert "--allow-import" not in shown.output
     [run] = Path("runs").iterdir()
     forget()
     assert len(json.loads(done("predict", run, "--obs", "1.0,0.0,0.0"))) == 1
@@ -378,6 +380,21 @@ class Rows(Logger):
     def write(self, row):
         pass
 """
+
+
+def test_a_study_of_an_environment_starts_with_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No trial is recorded as failed, so that the same command with --allow-import trains all."""
+    monkeypatch.chdir(tmp_path)
+    Path("places.py").write_text("from gymnasium.envs.classic_control import PendulumEnv\n")
+    values = {**SMALL, "total_timesteps": 40, "env_id": "places:PendulumEnv", "eval_max_steps": 20}
+    limit = [{"TimeLimit": {"max_episode_steps": 20}}]
+    Path("own.yaml").write_text(json.dumps({"base": "sac/pendulum", "set": values | {"wrappers": limit}}))
+    message = "env_id: 'places:PendulumEnv' would import the module 'places'; no trial was started: allow it with"
+    assert message in refused("sweep", "own.yaml")
+    assert message in refused("work", "studies/own")
+    assert not rl_training.Study("studies/own").status().failed
+    done("sweep", "own.yaml", "--allow-import")
+    done("sweep", "own.yaml")  # all trials are done
 
 
 def test_a_study_names_modules_with_permission(module: str, tmp_path: Path) -> None:

@@ -793,6 +793,7 @@ def test_seeds_on_the_command_line(tmp_path: Path) -> None:
         [line] = [line for line in done.stdout.splitlines() if line.endswith(str(run)) and "run folder" not in line]
         assert line.split()[0] == str(seed)
     assert done.output.count("(learning_starts)") == 1  # what is true of all is said once
+    assert done.output.count("td3 on Pendulum-v1, 30 steps, cpu\n") == 1
     assert "mean of 2 seeds: " in done.stdout
     again = command("resume", runs[1], "--set", "total_timesteps=40")
     assert again.exit_code == 0, again.output

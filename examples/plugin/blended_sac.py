@@ -1,7 +1,7 @@
 """An algorithm in a package of its own: SAC with a target between the mean and the minimum of its critics.
 
 pip install ./examples/plugin
-rl-training train --algo blended_sac --env Pendulum-v1 --steps 5_000 --set pessimism=0.5
+rl-training train --algo blended_sac --env Pendulum-v1 --steps 5000 --set pessimism=0.5
 """
 
 from __future__ import annotations

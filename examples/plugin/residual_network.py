@@ -1,6 +1,6 @@
 """A network of your own: residual blocks with LayerNorm. `steps` lists its layers for the export of policies.
 
-rl-training train --algo sac --env Pendulum-v1 --steps 5_000 --allow-import \
+rl-training train --algo sac --env Pendulum-v1 --steps 5000 --allow-import \
     --set network=residual_network:Residual --set network_kwargs.blocks=2 --set hidden_sizes=[64]
 """
 

@@ -319,11 +319,11 @@ def _checkpoint_given(path: Path | None, checkpoint: Path | None) -> Path:
 @main.command()
 def algos(as_json: AsJson = False) -> None:
     """List the algorithms, including those of other installed packages."""
-    from rl_training.experiment.plugins import installed
     from rl_training.experiment.registry import get_algorithm_spec, installed_names, list_algorithm_specs
+    from rl_training.importing import installed_algorithms
 
     specs, added = list_algorithm_specs(), installed_names()
-    for name, entries in installed().items():
+    for name, entries in installed_algorithms().items():
         if name not in added:
             warn(f"algo: {entries[0].value} is ignored: {name!r} is an algorithm of this package")
             continue

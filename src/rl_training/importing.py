@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -17,6 +18,15 @@ from rl_training.errors import ConfigError, MissingDependencyError, cause_of
 
 # Objects that were passed in Python, or imported with permission, by the key of their setting and their name.
 _KNOWN: dict[tuple[str, str], Any] = {}
+GROUP = "rl_training.algorithms"
+
+
+def installed_algorithms() -> dict[str, list[EntryPoint]]:
+    """The entry points of installed packages by the algorithm's name; nothing is imported."""
+    found: dict[str, list[EntryPoint]] = {}
+    for entry in entry_points(group=GROUP):
+        found.setdefault(entry.name, []).append(entry)
+    return found
 
 
 @contextmanager

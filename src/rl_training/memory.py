@@ -43,7 +43,10 @@ def busy_note() -> str | None:
 
     load, cores = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0, os.cpu_count() or 1
     if (threads := torch.get_num_threads()) > 1 and load + threads > cores + 1:
-        return f"a load of {load:.1f} on {cores} cores: OMP_NUM_THREADS=1 is likely to train faster"
+        return (
+            f"a load of {load:.1f} on {cores} cores: set OMP_NUM_THREADS=1; on shared cores several "
+            "threads can make updates ten times slower"
+        )
     return None
 
 

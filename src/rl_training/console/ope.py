@@ -315,8 +315,9 @@ def _show_candidates(found: Selection) -> None:
             note(f"note: {text}")
     for name, anchor in (("the data's own return", found.data), ("FQE of a clone of the data", found.clone)):
         if anchor is not None:
-            print(f"{name}: {' in '.join(_interval(anchor))}")
-    print(f"selected in {duration(found.seconds)}")
+            mean, interval = _interval(anchor)
+            print(f"{name}: {mean} ({interval})")
+    print(f"time: {duration(found.seconds)}")
 
 
 def _interval(one: Estimate | None) -> tuple[str, str]:

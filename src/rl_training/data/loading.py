@@ -108,8 +108,8 @@ class DatasetChoice(Settings):
         """The columns of the file, which the caller must close, or collected transitions."""
         if self.dataset_kind is None:
             raise ConfigError(
-                "dataset_kind is missing: set it with dataset_path or dataset_id, give learn(dataset=…), or ask "
-                "for transitions of random actions with dataset_kind: random",
+                "dataset_kind is missing: pass --dataset or learn(dataset=…), set it with dataset_path or "
+                "dataset_id, or ask for transitions of random actions with dataset_kind: random",
                 key="algo_kwargs.dataset_kind",
             )
         if self.dataset_kind == "random":

@@ -30,6 +30,7 @@ from rl_training.experiment.config_values import (
 from rl_training.experiment.files import os_errors
 from rl_training.experiment.loggers import known_loggers
 from rl_training.experiment.strict_yaml import dump_yaml, explain, parse_yaml, read_text
+from rl_training.importing import installed_algorithms
 from rl_training.settings import (
     ByteSize,
     Evaluation,
@@ -198,7 +199,7 @@ class TrainConfig(Settings):
 
     def permission(self, *, policy_alone: bool = False) -> str:
         """` --allow-import` if a command for this run needs it; `policy_alone`: it only loads the policy."""
-        names = [self.algo_kwargs.get("network"), self.plugin]
+        names = [self.algo_kwargs.get("network"), None if self.algo in installed_algorithms() else self.plugin]
         if not policy_alone:
             data = self.algo_kwargs, *self.algo_kwargs.get("datasets", ())
             wrappers = [name for one in self.wrappers for name in ((one,) if isinstance(one, str) else one)]

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
 from rl_training.errors import ConfigError, cause_of
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from rl_training.algorithms.base import Learner
-
-GROUP = "rl_training.algorithms"
-
-
-def installed() -> dict[str, list[EntryPoint]]:
-    """The entry points of installed packages by the algorithm's name; nothing is imported."""
-    found: dict[str, list[EntryPoint]] = {}
-    for entry in entry_points(group=GROUP):
-        found.setdefault(entry.name, []).append(entry)
-    return found
 
 
 def load_installed(name: str, entries: list[EntryPoint]) -> type[Any] | None:

@@ -15,6 +15,7 @@ from rl_training.errors import ConfigError, nearest
 from rl_training.experiment import plugins
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.config_values import normalise_algo
+from rl_training.importing import installed_algorithms
 from rl_training.lazy import lazy
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def algorithm_names() -> list[str]:
 
 def installed_names() -> list[str]:
     """The names of the algorithms that other installed packages provide; nothing is imported."""
-    return [name for name in plugins.installed() if name not in _NAMES]
+    return [name for name in installed_algorithms() if name not in _NAMES]
 
 
 def algorithm_name(name: str, plugin: str | None = None, *, allow_import: bool = False) -> str:
@@ -69,7 +70,7 @@ def algorithm_name(name: str, plugin: str | None = None, *, allow_import: bool =
     key, known = normalise_algo(name), algorithm_names()
     if key in known:
         return key
-    installed = plugins.installed()
+    installed = installed_algorithms()
     if key in installed:
         return _registered(plugins.load_installed(key, installed[key]), key, installed[key][0].value)
     place = key if ":" in key else plugin

@@ -41,8 +41,8 @@ Floats = NDArray[np.float64]
 Method = Literal["fqe", "wis", "dr"]
 CONFIDENCE = 0.95
 CAVEAT = (
-    "the ranking is what these data support, and how far resampled data agree with it; the values do not predict "
-    "returns, and the intervals exclude errors that all estimates share"
+    "the ranks hold for these data; the values do not predict returns, and the intervals exclude errors that all "
+    "estimates share"
 )
 # Number of rows whose actions are compared with the logged ones, and of rows searched for their nearest neighbours.
 _COMPARED, _NEIGHBOURS = 2_000, 10_000

@@ -42,7 +42,7 @@ def by_return(trials: Sequence[Candidate], left_out: Sequence[str], scores: Mapp
     """
     scored = [trial for trial in trials if trial.name in scores]
     if not any(RETURN in trial.metrics for trial in trials):
-        raise ConfigError("select: no trial that is done has been evaluated; use --by fqe")
+        raise ConfigError("select: none of the finished trials has an evaluation; use --by fqe")
     if not scored:
         raise ConfigError("select: no configuration has all its trials done; wait for them, or use --by fqe")
     ordered = sorted(scored, key=lambda trial: (-scores[trial.name], -trial.metrics[RETURN]))

@@ -70,7 +70,8 @@ class MemberProgress(Progress):
         self._display, self._seed = display, seed
         self.running, self.step, self.row_step = True, start, -1
         self.row: dict[str, float] = {}
-        self._shared = display.join(self, total, opening, start=start, **options)
+        lines = [line.removesuffix(f", seed {seed}") for line in opening]  # equal lines are printed once
+        self._shared = display.join(self, total, lines, start=start, **options)
 
     def follow(self, position: Callable[[], int]) -> None:
         """Ignored: the display shows the steps passed to `advance`."""

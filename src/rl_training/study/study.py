@@ -15,7 +15,14 @@ from rl_training.experiment.metric_names import METRICS, less_is_better
 from rl_training.settings import at_home
 from rl_training.study.plan import Plan, read_plan
 from rl_training.study.status import StudyStatus, TrialStatus, read_status
-from rl_training.study.trials import FULL_DISK, NEVER_RETRIED, home_of, reopen_failed, require_data
+from rl_training.study.trials import (
+    FULL_DISK,
+    NEVER_RETRIED,
+    home_of,
+    reopen_failed,
+    require_data,
+    require_permission,
+)
 
 if TYPE_CHECKING:
     from rl_training.off_policy_evaluation.choosing import Selection
@@ -137,6 +144,7 @@ class Study:
         size = workers or max(1, len(gpus))
         plan = self.plan(size)
         require_data(self.folder, plan)
+        require_permission(self.folder, plan, allow_import=allow_import)
 
         def work(waiting: int) -> None:
             if size == 1 and not gpus:
@@ -160,6 +168,7 @@ class Study:
 
         with on_ray(address) as cluster:
             plan = self.plan(ONE_THREAD_EACH)
+            require_permission(self.folder, plan, allow_import=allow_import)
             folder = self.folder.absolute()  # tasks have a working directory of their own
             needs = cluster.needs(plan, gpus)
             room = cluster.room(needs)

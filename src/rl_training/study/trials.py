@@ -12,6 +12,7 @@ from typing import Any
 
 from rl_training.errors import (
     CheckpointError,
+    ConfigError,
     DatasetError,
     DiskFullError,
     RLTrainingError,
@@ -117,6 +118,20 @@ def _require_origins(study: Path, plan: Plan) -> None:
                 f"{error}; trials of {study} start from it; no trial was started: restore it, or continue in "
                 "the folder where the study began"
             ) from None
+
+
+def require_permission(study: Path, plan: Plan, *, allow_import: bool) -> None:
+    """Raise if the environments of open trials would be imported without permission, which every trial would do."""
+    for trial in () if allow_import else plan.trials:
+        settings = plan.configurations[trial.configuration].settings
+        for key in ("env_id", "eval_env"):
+            if ":" in (settings.get(key) or "") and is_open(study, trial):
+                module = settings[key].partition(":")[0]
+                raise ConfigError.of(
+                    key,
+                    f"{settings[key]!r} would import the module {module!r}; no trial was started: allow it with "
+                    "--allow-import",
+                )
 
 
 def reopen_failed(study: Path, plan: Plan, never: Sequence[int] = (), only: Sequence[int] | None = None) -> None:
