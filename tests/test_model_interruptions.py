@@ -94,6 +94,22 @@ def test_seeds_one_after_another_all_continue(population: str | int, twice: bool
     assert sorted(runs) == sorted(tmp_path.iterdir())
 
 
+def test_the_others_continue_if_a_member_is_interrupted_before_its_turn(tmp_path: Path) -> None:
+    config = tiny("sac", tmp_path, seed=None, seeds=[3, 2], population=1, total_timesteps=20, checkpoint_interval=5)
+    model: Any = SAC(config)
+    model.learn(progress_bar=False)
+
+    def stop(session: Session) -> None:
+        if session.clock.ticks == 32:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        model.members[1].learn(20, stop, progress_bar=False)
+    assert [member._steps for member in model.members] == [30, 20]
+    assert [result.metrics["global_step"] for result in model.learn(5, progress_bar=False)] == [35, 35]
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_a_diverged_seed_keeps_its_place(tmp_path: Path) -> None:
     def diverge(session: Session) -> None:
         if session.config.seed == 2 and session.clock.ticks == 15:

@@ -208,7 +208,8 @@ class ManagedAlgorithm(TrainedModel, Generic[Seeds]):
         if dataset is not None and data is None:  # the run has settings that it decided when it started
             run["overrides"] = naming_data(self.config)
         run |= {"changes": changes, "loggers": as_loggers(loggers), "quiet": not progress_bar}
-        manager, complete = ExperimentManager(), not self.members  # a member that was not resumed has a checkpoint
+        # Members that were not resumed have checkpoints.
+        manager, complete = ExperimentManager(), not self.members and self._population is None
         with recorded_on_error(self._record_results, self.config, complete=complete) as run["opened"]:
             if self.members and self.config.population == "off":
                 results = manager.resume_each([member._checkpoint() for member in self.members], **run)

@@ -44,7 +44,9 @@ class TrainedModel:
             self._follow_members()
             return list(results)
         result = next((one for one in results if one.run_dir == self.run_dir), results[0])
-        self._take(result)
+        others = () if self._population is None else self._population.members
+        if all(one is self or one.run_dir != result.run_dir for one in others):  # else only others were resumed
+            self._take(result)
         if self._population is not None:
             self._population._take_members(results)
         return result

@@ -121,7 +121,7 @@ def _require_origins(study: Path, plan: Plan) -> None:
 
 
 def require_permission(study: Path, plan: Plan, *, allow_import: bool) -> None:
-    """Raise if the environments of open trials would be imported without permission, which every trial would do."""
+    """Raise if environments of open trials need permission to be imported; without it every one would fail."""
     for trial in () if allow_import else plan.trials:
         settings = plan.configurations[trial.configuration].settings
         for key in ("env_id", "eval_env"):
