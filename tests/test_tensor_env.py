@@ -343,8 +343,11 @@ def test_the_same_by_id_and_by_class(tmp_path: Path) -> None:
     assert [name for name in found if not name.startswith("config/")] == []
     config = read_checkpoint(results[1].checkpoint_path).records["config"]
     assert config["env_id"] == "rl_training.environments.torch_envs:TorchCartPole"
-    resumed = SAC(f"{__name__}:Counter", allow_import=True, **settings(tmp_path, num_envs=2))
-    assert resumed.learn(40, progress_bar=False).metrics["eval_length_mean"] == 1.5
+    named = SAC(f"{__name__}:Counter", allow_import=True, **settings(tmp_path, num_envs=2))
+    result = named.learn(40, progress_bar=False)
+    assert result.metrics["eval_length_mean"] == 1.5
+    with pytest.raises(ConfigError, match="would import the module .*; allow it with --allow-import"):
+        load(result.run_dir).resume(60, progress_bar=False)
 
 
 class WithPictures(Counter):

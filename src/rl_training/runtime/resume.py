@@ -215,12 +215,12 @@ def _require_fit(
 ) -> None:
     """Raise if the checkpoint of a run with the settings `before` cannot resume with the settings `now`."""
     require_resumable(checkpoint, before, now)
-    _require_same_kind(checkpoint, now, given)
     discrete = spec_of(now).chosen(now.regime)[1].takes_discrete
     if now.env_id is not None and (
         difference := spaces_of(now, discrete=discrete, given=given).difference(spaces_from(checkpoint))
     ):
         raise CheckpointError(f"{checkpoint.path}: the environment's spaces have changed ({difference})")
+    _require_same_kind(checkpoint, now, given)
 
 
 def _require_same_kind(checkpoint: Checkpoint, now: TrainConfig, given: UserEnvironments | None) -> None:
