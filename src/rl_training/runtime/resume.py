@@ -182,7 +182,8 @@ def resumed_run(
     config = with_data(before, changed_config(before, changes, overrides), data, dataset, overrides=overrides)
     require_same_seed(before, config)
     if data.get("in_memory") and dataset is None and not data_keys(overrides):
-        raise ConfigError(f"{home} was trained on arrays in memory; resume it with resume(dataset=…)")
+        ways = "resume(dataset=…) or --set dataset_path=…"
+        raise ConfigError(f"{home} was trained on arrays in memory; resume it with {ways}")
     if checkpoint is not None:
         _require_fit(checkpoint, before, config, given)
     else:
