@@ -348,7 +348,7 @@ def _left_out(group: Sequence[dict[str, Any]]) -> list[str]:
 def _better_so_far(group: Sequence[dict[str, Any]], metric: str, best: float, fresh: frozenset[int]) -> list[str]:
     """A warning if the finished trials of an incomplete configuration exceed the `best` score.
 
-    If a tuning has `fresh` seeds, which that score is from, only those count.
+    If a tuning has `fresh` seeds, `best` is their score, and only trials of these seeds count.
     """
     group = [one for one in group if one["seed"] in fresh] or group
     values = [float(one["metrics"][metric]) for one in group if metric in one["metrics"]]

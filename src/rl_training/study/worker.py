@@ -268,7 +268,7 @@ def restart_unfinished(folder: Path, plan: Plan) -> list[Trial]:
     """Remove the folders of open trials that have no checkpoint, and return these trials; they start again.
 
     Packed studies have no checkpoints: if a study is packed before it is done and unpacked elsewhere, its
-    unfinished trials start from the beginning. So do those for which the disk had no room, which a sweep continues.
+    unfinished trials start from the beginning, also those that ended because the disk was full.
     """
     reopen_failed(folder, plan, only=(FULL_DISK,))
     again = []
