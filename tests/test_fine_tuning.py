@@ -84,7 +84,7 @@ def test_updates_of_the_offline_run_count_as_pretraining(tmp_path: Path) -> None
     fields = {"init_from": first.run_dir, "kwargs": {"offline_pretrain_updates": 45}}
     then = train(tuned("iql", tmp_path / "then", **fields))
     assert then.metrics == whole.metrics
-    assert then.metrics["pretrain_updates_done"] == 45
+    assert then.metrics["pretrain_updates_done"] == run_record(then.run_dir)["pretraining"] == 45
 
 
 def test_another_seed_has_its_own_random_numbers(tmp_path: Path) -> None:

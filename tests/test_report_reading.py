@@ -211,9 +211,10 @@ def test_updates_before_the_first_environment_step_are_below_0(tmp_path: Path) -
 
 def test_the_budget_of_an_interrupted_run_includes_its_updates_before_the_first_step(tmp_path: Path) -> None:
     learned = settings_of("rlpd", offline_pretrain_updates=300)
-    write_run(tmp_path / "a", (1.0, 2.0, 3.0, 4.0), settings=learned, status="interrupted")
-    (trouble,) = report.read(tmp_path).summary.troubles
-    assert trouble.reason == "interrupted at step 400 of 1,300"
+    for name, record, total in (("a", {}, "1,300"), ("b", {"pretraining": 360}, "1,360")):
+        run = write_run(tmp_path / name, (1.0, 2.0, 3.0, 4.0), settings=learned, status="interrupted", **record)
+        (trouble,) = report.read(run).summary.troubles
+        assert trouble.reason == f"interrupted at step 400 of {total}"
 
 
 def test_a_run_that_resumed_in_a_new_folder_has_no_rate(tmp_path: Path) -> None:

@@ -262,6 +262,10 @@ def test_updates_before_the_first_step_are_not_steps_of_a_running_trial(tmp_path
         (home / "metrics.csv").write_text("\n".join(lines[:rows]) + "\n")
         assert made.status().trials[0].step == step
     assert made.status().trials[0].eval_return == 7.0
+    (home / "metrics.csv").write_text("step,time,schema,eval/mean_reward\n300,1,2,5.0\n")
+    record = {"algo": "rlpd", "env_id": None, "seed": 0, "status": "running", "versions": {}, "resumed": []}
+    (home / "run.json").write_text(json.dumps(record | {"pretraining": 300}))
+    assert made.status().trials[0].step == 0
 
 
 def test_status_is_shown_again_until_the_study_is_over(study: Study) -> None:

@@ -346,7 +346,7 @@ def test_the_same_by_id_and_by_class(tmp_path: Path) -> None:
     named = SAC(f"{__name__}:Counter", allow_import=True, **settings(tmp_path, num_envs=2))
     result = named.learn(40, progress_bar=False)
     assert result.metrics["eval_length_mean"] == 1.5
-    with pytest.raises(ConfigError, match="would import the module .*; allow it with --allow-import"):
+    with pytest.raises(ConfigError, match=r"would import the module .*; allow it with --allow-import"):
         load(result.run_dir).resume(60, progress_bar=False)
 
 

@@ -23,8 +23,6 @@ By = Literal["settings", "path", "tags"]
 Score = Literal["last", "best"]
 # Settings that do not make another method: those runs are grouped by, and those of evaluation and logging.
 _IGNORED = TrainConfig.affecting("watching") | {"algo", "env_id", "algo_kwargs.eval_interval"}
-# Steps, and updates before the first of them; the step of a run counts both.
-_BUDGET = ("total_timesteps", "algo_kwargs.offline_pretrain_updates")
 _MOST_WORDS = 60  # characters of settings in the name of a method
 
 
@@ -235,8 +233,10 @@ def _assess(run: Run, selection: Selection) -> tuple[bool, str, str]:
         problem = f"its first evaluation is at step {first:,.0f}" if first > selection.at else ""
         return not problem, run.status, problem
     if run.status not in ENDED:
-        total, before = (run.settings.get(key) for key in _BUDGET)
-        of = f" of {total + (before or 0):,}" if isinstance(total, int) else ""
+        total, before = run.settings.get("total_timesteps"), run.record.get("pretraining")
+        if before is None:  # not recorded by earlier versions
+            before = run.settings.get("algo_kwargs.offline_pretrain_updates") or 0
+        of = f" of {total + before:,}" if isinstance(total, int) and isinstance(before, int) else ""
         seen = f", last seen {_moment(run.updated)}" if run.status == "running" and run.updated else ""
         return selection.unfinished, run.status, f"{run.status} at step {run.step:,}{of}{seen}{cause}"
     return True, run.status, ""

@@ -192,6 +192,8 @@ def _record_start(session: Session, regime: Regime) -> None:
         session.note_inexact([])
     if regime.dataset_record is not None and session.run.record.get("dataset") != dict(regime.dataset_record):
         session.note_in_run(dataset=dict(regime.dataset_record))
+    if regime.pretraining:
+        session.note_in_run(pretraining=regime.pretraining)
     if session.run.status_before is not None:
         session.run.reconfigure(spec.config, spec.settings)
     if spec.config.env_id is None and spec.config.eval_env is None:

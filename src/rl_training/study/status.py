@@ -153,8 +153,8 @@ def _status_of(
         state = "running"
     at_work = claim if state == "running" else None
     numbers: dict[str, float] = metrics if isinstance(metrics, dict) else {}
-    step, eval_return = (0, None) if numbers else logged_progress(home)
-    seconds = record.get("seconds")
+    seconds, before = record.get("seconds"), record.get("pretraining")
+    step, eval_return = (0, None) if numbers else logged_progress(home, before if isinstance(before, int) else 0)
     return TrialStatus(
         trial,
         state,

@@ -176,12 +176,12 @@ def failure_name(trial: Trial) -> str:
     return f"{FAILURES}/{trial.name}.json"
 
 
-def logged_progress(home: Path) -> tuple[int, float | None]:
+def logged_progress(home: Path, before: int = 0) -> tuple[int, float | None]:
     """The last step and the newest evaluation in a run's metrics.csv, which may be written concurrently.
 
-    Updates before the first environment step do not count, as in `total_timesteps`.
+    Updates before the first environment step, of which there are `before` or as the log says, do not count.
     """
-    step, before, newest = 0, 0, None
+    step, newest = 0, None
     with contextlib.suppress(OSError, csv.Error), (home / "metrics.csv").open(newline="", errors="replace") as file:
         for row in csv.DictReader(file):
             with contextlib.suppress(ValueError, TypeError):
@@ -189,4 +189,4 @@ def logged_progress(home: Path) -> tuple[int, float | None]:
                 if made := row.get(_STEPS_MADE):
                     before = step - int(float(made))
                 newest = float(row.get("eval/mean_reward") or "")
-    return step - before, newest
+    return max(0, step - before), newest
