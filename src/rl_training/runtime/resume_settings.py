@@ -82,7 +82,7 @@ def naming_data(config: TrainConfig) -> list[str]:
 
 
 def data_keys(overrides: Sequence[str]) -> list[str]:
-    """The settings that name data and that `key=value` overrides replace."""
+    """Those settings that `key=value` overrides set and that name data."""
     keys = [text.partition("=")[0].strip().removeprefix("algo_kwargs.").partition(".")[0] for text in overrides]
     return [key for key in keys if key in DATA_KEYS]
 
