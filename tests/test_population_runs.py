@@ -715,7 +715,7 @@ def test_a_member_that_learns_takes_the_others_along(tmp_path: Path) -> None:
     assert second.predict([0.1, 0.2, 0.3]) != before
     assert second.evaluate(1)["lengths"] == [200]
     with pytest.raises(TrainingInterrupted):
-        second.resume(50, callbacks=At(2, 31, send(signal.SIGINT)), progress_bar=False)
+        second.resume(50, callbacks=At(2, 31, send(signal.SIGTERM)), progress_bar=False)
     assert [repr(one).partition(": trained ")[2][:8] for one in (first, second, model)] == ["31 steps"] * 3
     results = model.learn(10, progress_bar=False)
     assert [result.metrics["global_step"] for result in results] == [41, 41]

@@ -28,7 +28,8 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)
 def program(*words: object, folder: Path) -> str:
     """What a Python program prints, in a folder and with this source."""
     variables = {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
-    environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"} | variables
+    variables["RAY_ADDRESS"] = "local"  # not the cluster of a test that runs at the same time
+    environment = os.environ | variables
     command = [sys.executable, *map(str, words)]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr

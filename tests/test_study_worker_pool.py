@@ -66,7 +66,8 @@ def test_a_signal_to_the_sweep_stops_its_workers_who_save(
 ) -> None:
     if forked:
         monkeypatch.setattr(os, "posix_spawn", fork_for_spawn)
-    sweep, folder = sweeping(tmp_path)
+    # Interpreters start at different times; a run must not end before the other one has begun.
+    sweep, folder = sweeping(tmp_path, steps=1000 if forked else 20_000)
     wait_for(lambda: len({path.parent for path in folder.glob("runs/*/checkpoints/step_*")}) == 2)
     workers = owners(folder)
     assert len(workers) == 2
@@ -115,7 +116,7 @@ def test_a_signal_during_the_start_of_a_worker_stops_it(tmp_path: Path, monkeypa
 
     def interrupted(*words: object, **options: object) -> worker_pool.WorkerProcess:
         process = start(*words, **options)  # type: ignore[arg-type]
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
         return process
 
     monkeypatch.setattr(worker_pool, "start_worker", interrupted)
