@@ -85,8 +85,8 @@ def _no_folder(path: Path) -> str:
     if not path.exists():
         return "no such checkpoint"
     hints = dict.fromkeys((".npz", ".onnx", ".json"), "; of an exported policy use the run folder")
-    hint = {**hints, ".zip": "; files of Stable-Baselines3 cannot be loaded"}.get(path.suffix, "")
-    return f"a file, not a checkpoint folder written by this package{hint}"
+    hints[".zip"] = "; files of Stable-Baselines3 cannot be loaded"
+    return f"a file, not a checkpoint folder written by this package{hints.get(path.suffix, '')}"
 
 
 def step_of(checkpoint: Path) -> int:
