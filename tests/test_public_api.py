@@ -279,7 +279,7 @@ def test_arrays_are_remembered_for_the_next_learning(tmp_path: Path) -> None:
 def test_a_file_may_replace_the_arrays_of_a_run(tmp_path: Path) -> None:
     model = TD3BC(**settings("td3_bc", tmp_path))
     run = model.learn(10, progress_bar=False, dataset=identity_data()).run_dir
-    file = identity_data().save(tmp_path / "\N{GRINNING FACE}.npz")
+    file = identity_data().save(tmp_path / "\N{GRINNING FACE} \x7f.npz")
     loaded = rl_training.load(run)
     with pytest.raises(ConfigError, match=r"was trained on arrays in memory; resume it with resume\(dataset=…\)"):
         loaded.learn(10, progress_bar=False)

@@ -206,7 +206,7 @@ class ManagedAlgorithm(TrainedModel, Generic[Seeds]):
         self._dataset = self._dataset if dataset is None else data
         run: dict[str, Any] = {"callbacks": watching, "dataset": self._dataset, "given": self._given}
         if dataset is not None and data is None:  # the run has settings that it decided when it started
-            run["overrides"] = naming_data(self.config)
+            run["data_settings"] = naming_data(self.config)
         run |= {"changes": changes, "loggers": as_loggers(loggers), "quiet": not progress_bar}
         # Members that were not resumed have checkpoints.
         manager, complete = ExperimentManager(), not self.members and self._population is None

@@ -16,7 +16,7 @@ from rl_training.experiment.retention import find_origin
 from rl_training.models.mlp import NetworkShape
 from rl_training.runs.state import config_of, read_run_checkpoint, spaces_from
 from rl_training.runtime.offline_to_online import OfflineToOnline
-from rl_training.runtime.resume_settings import with_data
+from rl_training.runtime.resume_settings import data_keys, with_data
 from rl_training.runtime.trainers import AlgorithmSpec
 from rl_training.settings import seed_list
 
@@ -62,7 +62,7 @@ def fine_tuning_config(run: str, changes: Mapping[str, Any], overrides: Sequence
         )
     published = checkpoint.path.is_relative_to(GALLERY)
     cause = "a published policy comes without its data" if published else "if it was moved"
-    return with_data(before, config, data, None, cause, overrides)
+    return with_data(before, config, data, None, cause, data_keys(overrides))
 
 
 def _can_continue(spec: AlgorithmSpec) -> bool:

@@ -142,7 +142,7 @@ def train_in_folders(
             if homes[home]:
                 changes, moved = {"allow_import": config.allow_import}, naming_data(config)
                 run = _resumed_member(
-                    place, options, changes=changes, overrides=moved, shared=shared, warn=warnings.warn
+                    place, options, changes=changes, data_settings=moved, shared=shared, warn=warnings.warn
                 )
             else:
                 spec = spec_of(config)
@@ -163,6 +163,7 @@ def resumed_run(
     *,
     changes: Mapping[str, Any] | None = None,
     overrides: Sequence[str] = (),
+    data_settings: Mapping[str, Any] | None = None,
     dataset: TransitionDataset | None = None,
     given: UserEnvironments | None = None,
     options: RunOptions | None = None,
@@ -171,17 +172,20 @@ def resumed_run(
 ) -> RunSpec:
     """The `RunSpec` of a run that resumes from its folder or a checkpoint.
 
-    `changes` replace fields of the configuration, `overrides` do the same as `key=value`; `given` are
-    environments without an id; `others` are fields of `RunSpec`. If `options.rewinds` is set, a run folder starts
-    from its first step although it has checkpoints.
+    `changes` replace fields of the configuration, `overrides` do the same as `key=value`, and `data_settings` name
+    its data; `given` are environments without an id; `others` are fields of `RunSpec`. If `options.rewinds` is set,
+    a run folder starts from its first step although it has checkpoints.
     """
     options, home = options or RunOptions(), _with_name(path)
     rewinds = options.rewinds and (home / RECORD).is_file()
     checkpoint = None if rewinds or _has_no_checkpoint(home) else open_checkpoint(home, warn)
     before, data = _recorded(home, rewinds) if checkpoint is None else _saved(checkpoint)
-    config = with_data(before, changed_config(before, changes, overrides), data, dataset, overrides=overrides)
+    if data_settings:
+        changes = {**(changes or {}), "algo_kwargs": {**before.algo_kwargs, **data_settings}}
+    named = data_settings or data_keys(overrides)
+    config = with_data(before, changed_config(before, changes, overrides), data, dataset, named=named)
     require_same_seed(before, config)
-    if data.get("in_memory") and dataset is None and not data_keys(overrides):
+    if data.get("in_memory") and dataset is None and not named:
         ways = "resume(dataset=…) or --set dataset_path=…"
         raise ConfigError(f"{home} was trained on arrays in memory; resume it with {ways}")
     if checkpoint is not None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -55,18 +54,18 @@ def with_data(
     record: Mapping[str, Any],
     given: TransitionDataset | None,
     cause: str = "if it was moved",
-    overrides: Sequence[str] = (),
+    named: Collection[str] = (),
 ) -> TrainConfig:
     """`now` with located data files; relative paths start from the folder where the run was started.
 
-    Those that `overrides` name start from the current folder, if the file is there. `cause` is part of the message
-    if a file does not exist.
+    Those in settings that are `named` now start from the current folder, if the file is there. `cause` is part of
+    the message if a file does not exist.
     """
     if given is not None:
         return now
     folder = Path(str(record.get("folder", Path.cwd())))
     known = {one.get("dataset_path") for one in _dataset_settings(before)}
-    if not {"dataset_path", "datasets"}.isdisjoint(data_keys(overrides)):
+    if "dataset_path" in named or "datasets" in named:
         known = {path for path in known if not (path and Path(path).is_file())}
     mixture = bool(now.algo_kwargs.get("datasets"))
     remedy = f"{cause}, add --set {'datasets' if mixture else 'dataset_path'}=…"
@@ -74,11 +73,10 @@ def with_data(
     return now.replace(algo_kwargs={**now.algo_kwargs, "datasets": found} if mixture else found[0])
 
 
-def naming_data(config: TrainConfig) -> list[str]:
-    """The settings that name the data of `config`, and replace those that named other data, as overrides."""
+def naming_data(config: TrainConfig) -> dict[str, Any]:
+    """The settings that name the data of `config`, and replace those that named other data."""
     named = {key: value for key, value in config.algo_kwargs.items() if key in DATA_KEYS}
-    values = {"dataset_path": None, "dataset_id": None, "datasets": [], **named} if named else {}
-    return [f"algo_kwargs.{key}={json.dumps(value, ensure_ascii=False)}" for key, value in values.items()]
+    return {"dataset_path": None, "dataset_id": None, "datasets": (), **named} if named else {}
 
 
 def data_keys(overrides: Sequence[str]) -> list[str]:
