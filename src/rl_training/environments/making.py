@@ -59,7 +59,7 @@ def _bare(config: EnvSettings, given: UserEnvironments | None) -> gym.Env[Any, A
     if ":" in env_id and not config.allow_import:
         raise env_error(
             f"{env_id!r} would import the module {env_id.split(':')[0]!r}; allow it with --allow-import, "
-            f"or give the class in Python, as in rl_training.load(path, {argument}=…)",
+            f"or give the class in Python as {argument}",
             key,
         )
     try:
