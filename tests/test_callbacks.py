@@ -217,6 +217,28 @@ def test_the_state_of_a_callback_is_saved_and_restored(tmp_path: Path) -> None:
     assert counter.steps == 60
 
 
+def test_the_state_of_a_callback_survives_a_resume_without_it(tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        train(tiny("sac", tmp_path), [Counter(), KillAt(30)])
+    [run] = tmp_path.iterdir()
+    first = resume(run, changes={"total_timesteps": 40})
+    second = resume(run, changes={"total_timesteps": 50})
+    states = [trainer_state(result.checkpoint_path)["callbacks"] for result in (first, second)]
+    assert states == [{"Counter": {"steps": 30}}] * 2
+    counter = Counter()
+    resume(run, [counter], changes={"total_timesteps": 60})
+    assert counter.steps == 40
+
+
+def test_the_state_of_a_setting_that_a_resume_leaves_out_is_dropped(tmp_path: Path) -> None:
+    stopping = {"eval_interval": 10, "early_stopping": {"patience": 9}}
+    config = tiny("sac", tmp_path, kwargs=stopping)
+    run = interrupted(config, 30)
+    off = {"eval_interval": None, "early_stopping": None}
+    result = resume(run, changes={"algo_kwargs": config.algo_kwargs | off})
+    assert trainer_state(result.checkpoint_path)["callbacks"] == {}
+
+
 def test_two_callbacks_of_one_class_keep_their_states_apart(tmp_path: Path) -> None:
     class Late(Counter):
         name = "Counter"

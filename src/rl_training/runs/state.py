@@ -36,6 +36,8 @@ from rl_training.spaces import SpaceSpec
 if TYPE_CHECKING:
     from rl_training.runs.session import Session
 
+# Callbacks that follow from settings; one that a resume switches on again starts anew.
+_OF_SETTINGS = ("EvaluationCallback", "EarlyStoppingCallback", "ValidationCallback", "CloningCallback")
 # Records that every checkpoint of a run contains.
 _REQUIRED_RECORDS = ("trainer", "config", "spaces", "dataset")
 
@@ -117,7 +119,8 @@ def _trainer_record(session: Session) -> dict[str, Any]:
         "log_columns": session.metrics_log.columns(session.clock.ticks),
         "logged": session.logged,
         "cadence": {"log": session.log_cadence.last, "save": session.save_cadence.last},
-        "callbacks": {name: callback.state_dict() for name, callback in named_callbacks(session.callbacks)},
+        "callbacks": session.absent_callbacks
+        | {name: callback.state_dict() for name, callback in named_callbacks(session.callbacks)},
     }
 
 
@@ -133,6 +136,11 @@ def _restore_trainer(session: Session, trainer: Mapping[str, Any]) -> None:
     session.logged = {str(name): float(value) for name, value in trainer.get("logged", {}).items()}
     session.log_cadence.last = int(trainer["cadence"]["log"])
     session.save_cadence.last = int(trainer["cadence"]["save"])
+    session.absent_callbacks = {
+        name: kept
+        for name, kept in trainer["callbacks"].items()
+        if kept and name not in names and name not in _OF_SETTINGS
+    }
     for name, callback in named_callbacks(session.callbacks):
         if name in trainer["callbacks"]:
             callback.load_state_dict(trainer["callbacks"][name])
