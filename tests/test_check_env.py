@@ -172,7 +172,7 @@ def test_the_command() -> None:
 def test_a_class_by_name_needs_permission() -> None:
     refused = CliRunner().invoke(cli.main, ["check-env", "worlds:World"])
     assert refused.exit_code == 1
-    text = "would import the module 'worlds'; allow it with --allow-import, or give the class in Python as env\n"
+    text = "would import the module 'worlds'; allow it with --allow-import\n"
     assert refused.stdout == f"broken  making  'worlds:World' {text}"
 
 
