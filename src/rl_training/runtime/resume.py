@@ -13,7 +13,7 @@ from rl_training.data.datasets import TransitionDataset
 from rl_training.environments.making import spaces_of
 from rl_training.environments.user_environments import UserEnvironments, tensor_maker
 from rl_training.errors import CheckpointError, ClaimLost, ConfigError, RunInUse
-from rl_training.experiment.checkpointing import Checkpoint, latest_valid, list_checkpoints
+from rl_training.experiment.checkpointing import Checkpoint, checkpoint_errors, latest_valid, list_checkpoints
 from rl_training.experiment.compat import with_defaults_of
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.loggers import Logger
@@ -227,8 +227,9 @@ def _require_same_kind(checkpoint: Checkpoint, now: TrainConfig, given: UserEnvi
     """Raise if the run would continue in a Gymnasium environment instead of a tensor environment, or vice versa."""
     before = checkpoint.records.get("collector")
     steps_tensors = tensor_maker(now, given) is not None
-    if before is None or ("num_envs" in before) == steps_tensors:
-        return
+    with checkpoint_errors(checkpoint):
+        if before is None or ("num_envs" in before) == steps_tensors:
+            return
     kinds = "a Gymnasium environment", "a TensorEnv or vector environment"
     raise ConfigError.of(
         "env_id",
