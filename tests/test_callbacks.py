@@ -255,6 +255,34 @@ def test_two_callbacks_of_one_class_keep_their_states_apart(tmp_path: Path) -> N
     assert (first.steps, second.steps) == (70, 50)
 
 
+@pytest.mark.parametrize("names", ["abc", "cba"])
+def test_a_resume_after_a_failure_calls_each_callback_once(names: str, tmp_path: Path) -> None:
+    """The first two callbacks had been called at the step at which the third one failed."""
+
+    class Named(Counter):
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self.label = name
+
+        @property
+        def name(self) -> str:
+            return self.label
+
+    class Faulty(Named):
+        def on_step(self, session: Session) -> None:
+            if session.clock.ticks == 45:
+                raise ZeroDivisionError("mine")
+            super().on_step(session)
+
+    first, second, third = names
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        train(tiny("sac", tmp_path), [Named(first), Named(second), Faulty(third)])
+    [run] = tmp_path.iterdir()
+    again = [Named(name) for name in names]
+    resume(run, again)
+    assert [one.steps for one in again] == [60, 60, 60]
+
+
 def test_a_callback_that_fails_ends_the_run_and_the_run_can_be_resumed(tmp_path: Path) -> None:
     class Faulty(Callback):
         def on_step(self, session: Session) -> None:

@@ -102,6 +102,7 @@ def restore_learner(learner: Learner, checkpoint: Checkpoint) -> list[str]:
 
 def _trainer_record(session: Session) -> dict[str, Any]:
     learner = session.learner
+    names = [name for name, _ in named_callbacks(session.callbacks)]
     return {
         "schema": SCHEMA,
         "clock": asdict(session.clock),
@@ -115,6 +116,7 @@ def _trainer_record(session: Session) -> dict[str, Any]:
         "evaluated_at": session.evaluated_at,
         "scheduled": session.scheduled_save,
         "broken_off": session.callback_index,
+        "callback_order": None if session.callback_index is None else names,
         "log_rows": session.metrics_log.rows,
         "log_columns": session.metrics_log.columns(session.clock.ticks),
         "logged": session.logged,
@@ -132,7 +134,8 @@ def _restore_trainer(session: Session, trainer: Mapping[str, Any]) -> None:
     session.last_evaluation = trainer["last_evaluation"]
     session.evaluated_at = trainer["evaluated_at"]
     names = [name for name, _ in named_callbacks(session.callbacks)]
-    session.callback_index = _callback_index(trainer.get("broken_off"), list(trainer["callbacks"]), names)
+    before = trainer.get("callback_order") or list(trainer["callbacks"])  # 0.2 recorded sorted names only
+    session.callback_index = _callback_index(trainer.get("broken_off"), before, names)
     session.logged = {str(name): float(value) for name, value in trainer.get("logged", {}).items()}
     session.log_cadence.last = int(trainer["cadence"]["log"])
     session.save_cadence.last = int(trainer["cadence"]["save"])
