@@ -217,6 +217,28 @@ def test_the_state_of_a_callback_is_saved_and_restored(tmp_path: Path) -> None:
     assert counter.steps == 60
 
 
+def test_the_state_of_a_callback_survives_a_resume_without_it(tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        train(tiny("sac", tmp_path), [Counter(), KillAt(30)])
+    [run] = tmp_path.iterdir()
+    first = resume(run, changes={"total_timesteps": 40})
+    second = resume(run, changes={"total_timesteps": 50})
+    states = [trainer_state(result.checkpoint_path)["callbacks"] for result in (first, second)]
+    assert states == [{"Counter": {"steps": 30}}] * 2
+    counter = Counter()
+    resume(run, [counter], changes={"total_timesteps": 60})
+    assert counter.steps == 40
+
+
+def test_the_state_of_a_setting_that_a_resume_leaves_out_is_dropped(tmp_path: Path) -> None:
+    stopping = {"eval_interval": 10, "early_stopping": {"patience": 9}}
+    config = tiny("sac", tmp_path, kwargs=stopping)
+    run = interrupted(config, 30)
+    off = {"eval_interval": None, "early_stopping": None}
+    result = resume(run, changes={"algo_kwargs": config.algo_kwargs | off})
+    assert trainer_state(result.checkpoint_path)["callbacks"] == {}
+
+
 def test_two_callbacks_of_one_class_keep_their_states_apart(tmp_path: Path) -> None:
     class Late(Counter):
         name = "Counter"
@@ -231,6 +253,34 @@ def test_two_callbacks_of_one_class_keep_their_states_apart(tmp_path: Path) -> N
     first, second = Counter(), Late()
     resume(result.run_dir, [first, second], changes={"total_timesteps": 70})
     assert (first.steps, second.steps) == (70, 50)
+
+
+@pytest.mark.parametrize("names", ["abc", "cba"])
+def test_a_resume_after_a_failure_calls_each_callback_once(names: str, tmp_path: Path) -> None:
+    """The first two callbacks had been called at the step at which the third one failed."""
+
+    class Named(Counter):
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self.label = name
+
+        @property
+        def name(self) -> str:
+            return self.label
+
+    class Faulty(Named):
+        def on_step(self, session: Session) -> None:
+            if session.clock.ticks == 45:
+                raise ZeroDivisionError("mine")
+            super().on_step(session)
+
+    first, second, third = names
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        train(tiny("sac", tmp_path), [Named(first), Named(second), Faulty(third)])
+    [run] = tmp_path.iterdir()
+    again = [Named(name) for name in names]
+    resume(run, again)
+    assert [one.steps for one in again] == [60, 60, 60]
 
 
 def test_a_callback_that_fails_ends_the_run_and_the_run_can_be_resumed(tmp_path: Path) -> None:

@@ -169,6 +169,13 @@ def test_the_command() -> None:
     assert "ok  time limit  9 steps" in changed.stdout
 
 
+def test_a_class_by_name_needs_permission() -> None:
+    refused = CliRunner().invoke(cli.main, ["check-env", "worlds:World"])
+    assert refused.exit_code == 1
+    text = "would import the module 'worlds'; allow it with --allow-import\n"
+    assert refused.stdout == f"broken  making  'worlds:World' {text}"
+
+
 @pytest.mark.parametrize(("own", "wrapper", "text"), [(None, 500, "200"), (None, 50, "50"), (-1, 500, "500")])
 def test_the_smaller_of_two_time_limits_is_reported(own: int | None, wrapper: int, text: str) -> None:
     """A wrapper does not extend the limit that `gymnasium.make` has applied."""

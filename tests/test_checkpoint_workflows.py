@@ -375,6 +375,24 @@ def test_critics_trained_with_layer_norm_are_not_copied_without_it(
     assert "they do not fit: model.critics, model.target_critics" in caplog.text
 
 
+def test_an_initial_alpha_without_effect_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    learned = {"alpha": "auto"}
+    before = {
+        alpha: train(tiny("sac", tmp_path, kwargs={"alpha": alpha}, total_timesteps=20, eval_episodes=0))
+        for alpha in ("auto", 0.2)
+    }
+
+    def messages(alpha: Any, **kwargs: Any) -> list[str]:
+        caplog.clear()
+        fields = {"init_from": before[alpha].run_dir, "total_timesteps": 20, "eval_episodes": 0}
+        train(tiny("sac", tmp_path, kwargs=learned | kwargs, **fields))
+        return [message for message in caplog.messages if "alpha" in message]
+
+    assert messages("auto") == messages(0.2, initial_alpha=0.5) == []
+    copied = f"the learned alpha of {before['auto'].checkpoint_path} is copied"
+    assert messages("auto", initial_alpha=0.5) == [f"algo_kwargs.initial_alpha: 0.5 has no effect; {copied}"]
+
+
 def test_the_normaliser_is_copied_with_the_policy(tmp_path: Path) -> None:
     kwargs = {"normalize_observations": True}
     offline = train(tiny("awac", tmp_path, kwargs=kwargs, total_timesteps=20, eval_episodes=0))

@@ -45,6 +45,15 @@ def test_a_run_warns_once_about_an_episode_that_is_too_long(
     assert [e["steps"] for e in checkpoint.records["collector"]["episodes"]] == [60, 60]
 
 
+def test_a_bound_below_the_time_limit_is_no_reason_for_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Pendulum-v1 ends an episode by itself, after 200 steps."""
+    for env_id, kwargs, warns in (("Pendulum-v1", {}, False), (FAULTY, {"endless": True}, True)):
+        train(tiny("td3", tmp_path, env_id=env_id, env_kwargs=kwargs, total_timesteps=30, eval_max_steps=3))
+        assert ("evaluation episodes are cut after 3 steps" in capsys.readouterr().err) is warns
+
+
 @pytest.mark.usefixtures("_small")
 def test_a_resumed_run_resets_instead_of_repeating_every_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -170,6 +170,10 @@ def test_a_study_continues_and_is_evaluated_packed_and_rendered(
     for ground in ("light", "dark"):
         assert (repository / "docs" / "pictures" / f"evidence-swing-{ground}.svg").read_text().count("<svg") == 1
 
+    capsys.readouterr()
+    assert working.prepared(study, working.Order(tmp_path / "third", earlier=second)).status().counts["done"] == 2
+    said = f"swing: {second / 'swing.zip'} is not unpacked, because {tmp_path / 'third' / 'swing'} exists\n"
+    assert capsys.readouterr().out == said
     started = working.prepared(study, working.Order(tmp_path / "fourth", earlier=first))
     assert started.status().counts["waiting"] == 2
     assert list((started.folder / "runs").iterdir()) == []

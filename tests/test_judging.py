@@ -759,6 +759,7 @@ def test_an_abstention_exits_with_5(study: Study) -> None:
     lines = table.stdout.splitlines()
     assert any(line.startswith("reason to abstain: ") for line in lines)
     assert lines[-1].startswith("no trial is selected; nearest to the data: ")
+    assert lines[-1].endswith("; --anyway selects")  # these runs have no environment to play in
     assert not any(line.startswith("take ") for line in lines)
     plain = command(*words, "--json")
     assert plain.exit_code == 5

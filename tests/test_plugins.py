@@ -241,7 +241,9 @@ def test_an_installed_algorithm_has_a_network_without_permission(
     Path("plugged.py").write_text(f"{MODULE}{text}rl_training.register(Mine, network={network})\n")
     install(monkeypatch, ("mine", "plugged:Mine"))
     monkeypatch.syspath_prepend(Path.cwd())
-    train("mine")
+    shown = CliRunner().invoke(cli.main, ["train", "--algo", "mine", "--env", "Pendulum-v1", "--steps", "40", *SET])
+    assert "next:" in shown.output
+    assert "--allow-import" not in shown.output
     [run] = Path("runs").iterdir()
     forget()
     done("predict", run, "--obs", "1.0,0.0,0.0")

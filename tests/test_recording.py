@@ -24,6 +24,7 @@ from rl_training.console import doctor
 from rl_training.environments import filming, video
 from rl_training.errors import ConfigError, EnvironmentFailure, MissingDependencyError
 from rl_training.runtime.workflows import play_checkpoint, record_checkpoint
+from tests.reliability.processes import Child
 
 DRAWN = "DrawnWorld-v0"
 SIZE = 32
@@ -63,6 +64,8 @@ class Drawn(gym.Env[NDArray[np.float32], NDArray[np.float32]]):
             raise RuntimeError("no paint left")
         if self.broken == "interrupt" and self.t == 2:
             raise KeyboardInterrupt
+        if self.broken == "terminate" and self.t == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
         if self.broken == "float":
             return np.zeros((8, 8, 3))
         if self.broken == "growing":
@@ -207,6 +210,13 @@ def test_ctrl_c_leaves_nothing(run_dir: Path, tmp_path: Path) -> None:
     done = command("record", run_dir, "-o", tmp_path / "film.mp4", "--set", "env_kwargs.broken=interrupt")
     assert done.exit_code == 130
     assert only(tmp_path) == []
+
+
+def test_a_signal_leaves_nothing(run_dir: Path, tmp_path: Path) -> None:
+    words = ["record", run_dir, "-o", tmp_path / "new" / "film.mp4", "--set", "env_kwargs.broken=terminate"]
+    child = Child(lambda: cli.main([str(word) for word in words]), tmp_path / "output.txt")
+    assert child.wait() == 128 + signal.SIGTERM, child.text()
+    assert only(tmp_path / "new") == []
 
 
 def test_a_slow_recording_reports_its_progress() -> None:

@@ -224,6 +224,20 @@ def test_environments_of_an_offline_run_have_no_effect(tmp_path: Path, caplog: p
         assert caplog.messages == messages
 
 
+def test_an_interval_without_evaluations_has_no_effect(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def messages(algo: str, episodes: int = 0, **kwargs: Any) -> list[str]:
+        caplog.clear()
+        config = tiny(algo, tmp_path, kwargs={"eval_interval": 10} | kwargs, eval_episodes=episodes)
+        get_algorithm_spec(algo).run_spec(config)
+        return list(caplog.messages)
+
+    needs = "algo_kwargs.eval_interval: 10 has no effect; it needs eval_episodes > 0"
+    assert messages("sac") == [needs]
+    assert messages("sac", 1) == messages("sac", eval_interval=None) == []
+    assert messages("bc") == [f"{needs} or validation_fraction > 0"]
+    assert messages("bc", validation_fraction=0.2) == []
+
+
 def test_a_setting_of_a_mapping_without_effect_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def messages(**kwargs: Any) -> list[str]:
         caplog.clear()

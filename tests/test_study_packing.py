@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import zipfile
 from collections.abc import Callable
@@ -205,6 +206,25 @@ def test_last_policies_are_those_of_the_newest_checkpoints(study: Path, tmp_path
             predict_checkpoint(copy, batch)
     pack_study(back, tmp_path / "again.zip", policies="last")
     assert (tmp_path / "again.zip").read_bytes() == (tmp_path / "last.zip").read_bytes()
+
+
+def test_a_run_without_a_valid_checkpoint_is_packed_without_its_policy(study: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "tiny"
+    shutil.copytree(study, folder)
+    damaged, whole = homes(folder)
+    for manifest in damaged.glob("checkpoints/*/manifest.json"):
+        manifest.write_text("{}")
+    with pytest.warns(UserWarning, match=rf"^{damaged.name}: packed without a policy: .* no valid checkpoint"):
+        pack_study(folder, tmp_path / "last.zip", policies="last")
+    back = unpack_study(tmp_path / "last.zip", tmp_path / "back")
+    assert [(home / "last").is_dir() for home in homes(back)] == [False, True]
+    assert (back / "runs" / damaged.name / "metrics.csv").is_file()
+    shutil.rmtree(damaged / "checkpoints")
+    older = next(iter(whole.glob("checkpoints/*")))
+    newer = older.with_name("step_000000099")
+    newer.mkdir()
+    with pytest.warns(UserWarning, match=rf"^{whole.name}: skipped a damaged checkpoint: .*step_000000099"):
+        pack_study(folder, tmp_path / "older.zip", policies="last")
 
 
 def test_without_policies_it_is_smaller_and_tells_the_same(study: Path, packed: Path, tmp_path: Path) -> None:

@@ -72,7 +72,11 @@ def prepared(file: Path, order: Order) -> Study:
     """The study of a file, with the results from another machine if there are any."""
     study = Study(file, output_dir=order.output_dir, data=order.data, device=order.device)
     packed = None if order.earlier is None else order.earlier / f"{study.folder.name}.zip"
-    if packed is not None and packed.is_file() and not study.folder.exists():
+    if packed is None or not packed.is_file():
+        return study
+    if study.folder.exists():
+        print(f"{study.folder.name}: {packed} is not unpacked, because {study.folder} exists", flush=True)
+    else:
         unpack_study(packed, study.folder)
         for result in (packed, packed.with_suffix(".json")):  # passed on if the time is over before this study
             if result.is_file() and not (new := order.output_dir / result.name).exists():

@@ -16,7 +16,7 @@ import typer
 from rl_training import __version__
 from rl_training.console.datasets import datasets
 from rl_training.console.environments import check_env
-from rl_training.console.errors import OneLineGroup
+from rl_training.console.errors import OneLineGroup, ended_by_signals
 from rl_training.console.fine_tuning import finetune
 from rl_training.console.listing import runs
 from rl_training.console.ope import ope, select
@@ -244,8 +244,8 @@ def record(
 
     place = _checkpoint_given(run, None)
     note(f"recording {place}")
-    show_recording(
-        record_checkpoint(
+    with ended_by_signals():
+        made = record_checkpoint(
             place,
             output,
             episodes,
@@ -257,7 +257,7 @@ def record(
             overrides=overrides or (),
             say=note,
         )
-    )
+    show_recording(made)
 
 
 @main.command()

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import typer
@@ -22,6 +24,7 @@ import typer.core
 
 from rl_training.display.output import flags, one_line, prepare_streams, warn
 from rl_training.errors import RLTrainingError, device_error, escaped
+from rl_training.platforms import stop_handler
 from rl_training.runs.signals import TrainingInterrupted
 
 _USAGE = 2
@@ -62,6 +65,25 @@ class OneLineGroup(typer.core.TyperGroup):
             code, text = _describe(error)
             print(text, file=sys.stderr, flush=True)
             return code
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Exit with 128 + N after a signal N, once the block has cleaned up.
+
+    The handler raises KeyboardInterrupt, because an environment that calls `sys.exit` is a failure of its own.
+    """
+    received: list[int] = []
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        received.append(signum)
+        raise KeyboardInterrupt
+
+    try:
+        with stop_handler(stop):
+            yield
+    except KeyboardInterrupt:
+        sys.exit(128 + next(iter(received), signal.SIGINT))
 
 
 def _without_types_of_flags(parameters: list[Any]) -> list[Any]:

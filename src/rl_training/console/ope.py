@@ -287,10 +287,8 @@ def _show_selection(found: Selection) -> None:
     for reason in found.reasons:
         print(f"reason to abstain: {reason}")
     if found.trial is None:
-        print(
-            f"no trial is selected; nearest to the data: {found.safe}; "
-            "--anyway selects, --episodes K plays episodes"
-        )
+        playing = ", --episodes K plays episodes" if found.playable else ""
+        print(f"no trial is selected; nearest to the data: {found.safe}; --anyway selects{playing}")
     else:
         print(f"take {found.trial}: {found.checkpoint}")
 

@@ -127,12 +127,14 @@ def show_exported(policy: Exported) -> None:
 def _next_commands(result: TrainResult) -> list[str]:
     """Commands for what to do next, under the name this program was called by; each needs --allow-import again."""
     config = TrainConfig(**_record_of(result.checkpoint_path, "config.json"))
-    name, permission = program_name(), config.permission()
+    defaults = get_algorithm_spec(config.algo).chosen(config.regime)[1].defaults
+    network = defaults.get("network")
+    name, permission = program_name(), config.permission(default_network=network)
     run, checkpoint = shlex.quote(str(result.run_dir)), shlex.quote(str(result.checkpoint_path))
     more = f" --set total_timesteps={2 * max(config.total_timesteps, int(result.metrics['global_step']))}"
     if _record_of(result.checkpoint_path, "trainer.json").get("stop_final") is False:
         more = ""  # its own budget is not used up
-    loading = config.permission(policy_alone=True)
+    loading = config.permission(policy_alone=True, default_network=network)
     commands = [
         f"{name} predict {checkpoint} --obs {_example_observation(result.checkpoint_path)}{loading}",
         f"{name} resume {run}{more}{permission}",

@@ -15,7 +15,7 @@ from gymnasium.utils.env_checker import check_env as gymnasium_check
 from gymnasium.utils.env_checker import data_equivalence
 from numpy.typing import NDArray
 
-from rl_training.environments.making import close_env, make_env, read_spaces, time_limit
+from rl_training.environments.making import GIVE_CLASS, close_env, make_env, read_spaces, time_limit
 from rl_training.environments.playing import UNLIMITED_EPISODE_STEPS
 from rl_training.environments.pool import LocalEnv, Transition
 from rl_training.environments.running import problem_of
@@ -57,7 +57,8 @@ def check_environment(config: TrainConfig, given: UserEnvironments | None = None
     try:
         env = make_env(config, given)
     except ConfigError as error:
-        return [Check("broken", "making", str(error).removeprefix("env_id: "))]
+        text = str(error).removeprefix("env_id: ").partition(f", {GIVE_CLASS}")[0]  # this takes names only
+        return [Check("broken", "making", text)]
     try:
         checks = [Check("ok", "making", str(env))]
         try:

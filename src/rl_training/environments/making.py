@@ -23,6 +23,7 @@ from rl_training.ogbench import registered_id
 from rl_training.spaces import SpaceSpec
 
 _D4RL = re.compile(r"[a-z0-9]+-(random|medium|expert|full-replay|umaze|large)")
+GIVE_CLASS = "or give the class in Python"
 _TENSOR_ENV = (
     *("num_envs", "device", "single_observation_space", "single_action_space", "max_episode_steps"),
     *("reset", "step", "close"),
@@ -59,7 +60,7 @@ def _bare(config: EnvSettings, given: UserEnvironments | None) -> gym.Env[Any, A
     if ":" in env_id and not config.allow_import:
         raise env_error(
             f"{env_id!r} would import the module {env_id.split(':')[0]!r}; allow it with --allow-import, "
-            f"or give the class in Python, as in rl_training.load(path, {argument}=…)",
+            f"{GIVE_CLASS}, as in Algorithm({argument}=…) or rl_training.load(path, {argument}=…)",
             key,
         )
     try:

@@ -91,8 +91,8 @@ class Evaluator:
 
     @property
     def notice(self) -> str:
-        """The warning about truncated episodes; empty if there were none."""
-        if not self.cut_episodes:
+        """The warning about truncated episodes; empty if there were none, or if the environment would end them."""
+        if not self.cut_episodes or self._time_limit() is not None:
             return ""
         return (
             f"evaluation episodes are cut after {self.bound:,} steps, which {self.config.env_id} does not end by "

@@ -197,9 +197,14 @@ class TrainConfig(Settings):
         """Whether environments run in this process."""
         return self.environments not in ("processes", "ray")
 
-    def permission(self, *, policy_alone: bool = False) -> str:
-        """` --allow-import` if a command for this run needs it; `policy_alone`: it only loads the policy."""
-        names = [self.algo_kwargs.get("network"), None if self.algo in installed_algorithms() else self.plugin]
+    def permission(self, *, policy_alone: bool = False, default_network: str | None = None) -> str:
+        """` --allow-import` if a command for this run needs it; `policy_alone`: it only loads the policy.
+
+        `default_network` is that of the algorithm; an installed package imports it without permission.
+        """
+        network, installed = self.algo_kwargs.get("network"), self.algo in installed_algorithms()
+        names = [] if installed else [self.plugin]
+        names += [] if installed and network == default_network else [network]
         if not policy_alone:
             data = self.algo_kwargs, *self.algo_kwargs.get("datasets", ())
             wrappers = [name for one in self.wrappers for name in ((one,) if isinstance(one, str) else one)]

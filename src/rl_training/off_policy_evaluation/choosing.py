@@ -97,7 +97,8 @@ class Selection:
 
     `candidates` are ordered by lower bound, or by `outside` if the selection abstained. `data` is the data's own
     discounted return and `clone` FQE's estimate of a clone of the data. `reasons` are those for abstaining; with
-    `anyway` there may be reasons and a trial. `safe` names the choice that stays nearest to the data.
+    `anyway` there may be reasons and a trial. `safe` names the choice that stays nearest to the data. `playable`:
+    the run of every candidate has an environment, which `episodes` needs.
     `notes` explain why trials are left out; `warnings` name configurations that are left out and better so far.
     """
 
@@ -113,6 +114,7 @@ class Selection:
     clone: Estimate | None = None
     reasons: tuple[str, ...] = ()
     safe: str = ""
+    playable: bool = False
     seconds: float = 0.0
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -282,6 +284,7 @@ class Chooser:
             candidates=tuple(found),
             reasons=tuple(reasons),
             safe=self.assessed[0].name if self.assessed[0].eligible else SAFE_CLONE,
+            playable=not _without_environment(self.found),
             **known,
         )
 
@@ -335,13 +338,18 @@ def _doubts(estimates: Sequence[Estimate], data: Estimate) -> list[str]:
     return found
 
 
+def _without_environment(found: Sequence[Candidate]) -> list[str]:
+    """The names of the candidates whose runs have no environment."""
+    return [one.name for one in found if one.config.env_id is None and one.config.eval_env is None]
+
+
 def _require_environment(found: Sequence[Candidate], episodes: int) -> None:
     if episodes <= len(found):
         raise ConfigError(
             f"episodes must be > {len(found)}, the number of candidates, got {episodes}: each is played once, and "
             "one at least twice"
         )
-    if without := [one.name for one in found if one.config.env_id is None and one.config.eval_env is None]:
+    if without := _without_environment(found):
         raise ConfigError(
             f"episodes: the run of {without[0]} has no environment; leave episodes out to select by FQE"
         )

@@ -45,7 +45,7 @@ class EarlyStopping(Settings):
 class ControlConfig(Settings):
     """When to evaluate and stop. A tick is an environment step online and a gradient update offline."""
 
-    eval_interval: PositiveInt | None = None
+    eval_interval: Annotated[PositiveInt | None, OnlyWith("eval_episodes"), OnlyWith("validation_fraction")] = None
     """environment steps (offline: updates) between evaluations; null evaluates at the end only"""
     early_stopping: EarlyStopping | None = None
     """when to stop before the end (see below); requires `eval_interval`"""

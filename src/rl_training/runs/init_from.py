@@ -66,6 +66,8 @@ def initialise_from(
         _log.warning("init_from: not copied, because they do not fit: %s", ", ".join(sorted(mismatched)))
     tensors = {name: tensor if _network(name) in mismatched else given[name] for name, tensor in own.items()}
     learner.load_networks(_with_targets(learner, tensors, mismatched))
+    if "temperature" not in mismatched:
+        _warn_about_temperature(learner, settings, checkpoint)
     if "model.critics" not in mismatched:
         _warn_about_units(learner, settings, checkpoint)
     if "model.critics" not in mismatched or getattr(learner.config, "actor_starts", 0) is not None:
@@ -173,6 +175,17 @@ def _warn_about_units(learner: Learner, settings: Mapping[str, Any], checkpoint:
     old, new = usual | dict(config_of(checkpoint).algo_kwargs), usual | dict(settings)
     if changed := ", ".join(f"{name} {old[name]} -> {new[name]}" for name in usual if old[name] != new[name]):
         _log.warning("init_from: the critics of %s have values in other units: %s", checkpoint.path, changed)
+
+
+def _warn_about_temperature(learner: Learner, settings: Mapping[str, Any], checkpoint: Checkpoint) -> None:
+    """Warn about `initial_alpha` if the learned alpha was copied."""
+    name = "initial_alpha"
+    if name not in settings or "temperature.log_alpha" not in learner.state_dict()["networks"]:
+        return
+    value, usual = settings[name], learner.Config.model_fields[name].default
+    if value not in (usual, config_of(checkpoint).algo_kwargs.get(name)):
+        message = "algo_kwargs.initial_alpha: %s has no effect; the learned alpha of %s is copied"
+        _log.warning(message, value, checkpoint.path)
 
 
 def _network(name: str) -> str:

@@ -92,6 +92,7 @@ class Session:
         self.clock = Clock(regime.first_phase, pretrain_updates=regime.learner.updates)
         controls = build_control_callbacks(spec.resolved[ControlConfig])
         self.callbacks = [*controls, *regime.callbacks(), *spec.callbacks]
+        self.absent_callbacks: dict[str, Any] = {}  # states of callbacks that this resume was not given, by name
         self.experience = regime.experience
         self.dataset, self.data = dict(regime.dataset_record or {}), regime.dataset
         self.metrics_log = log

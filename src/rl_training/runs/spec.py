@@ -117,6 +117,7 @@ class RunSpec:
             _log.warning("num_envs: %d has no effect; an offline run makes no steps", self.config.num_envs)
         parts, learner = self.resolved.parts, self.sections.learner
         values = {name: value for part in parts for name, value in part}
+        values["eval_episodes"] = self.config.eval_episodes
         if values.get("actor_starts", 0) is None:
             values["init_from"] = self.config.init_from  # may set it
         for part in parts:

@@ -36,6 +36,8 @@ from rl_training.spaces import SpaceSpec
 if TYPE_CHECKING:
     from rl_training.runs.session import Session
 
+# Callbacks that follow from settings; one that a resume switches on again starts anew.
+_OF_SETTINGS = ("EvaluationCallback", "EarlyStoppingCallback", "ValidationCallback", "CloningCallback")
 # Records that every checkpoint of a run contains.
 _REQUIRED_RECORDS = ("trainer", "config", "spaces", "dataset")
 
@@ -100,6 +102,7 @@ def restore_learner(learner: Learner, checkpoint: Checkpoint) -> list[str]:
 
 def _trainer_record(session: Session) -> dict[str, Any]:
     learner = session.learner
+    names = [name for name, _ in named_callbacks(session.callbacks)]
     return {
         "schema": SCHEMA,
         "clock": asdict(session.clock),
@@ -113,11 +116,13 @@ def _trainer_record(session: Session) -> dict[str, Any]:
         "evaluated_at": session.evaluated_at,
         "scheduled": session.scheduled_save,
         "broken_off": session.callback_index,
+        "callback_order": None if session.callback_index is None else names,
         "log_rows": session.metrics_log.rows,
         "log_columns": session.metrics_log.columns(session.clock.ticks),
         "logged": session.logged,
         "cadence": {"log": session.log_cadence.last, "save": session.save_cadence.last},
-        "callbacks": {name: callback.state_dict() for name, callback in named_callbacks(session.callbacks)},
+        "callbacks": session.absent_callbacks
+        | {name: callback.state_dict() for name, callback in named_callbacks(session.callbacks)},
     }
 
 
@@ -129,10 +134,16 @@ def _restore_trainer(session: Session, trainer: Mapping[str, Any]) -> None:
     session.last_evaluation = trainer["last_evaluation"]
     session.evaluated_at = trainer["evaluated_at"]
     names = [name for name, _ in named_callbacks(session.callbacks)]
-    session.callback_index = _callback_index(trainer.get("broken_off"), list(trainer["callbacks"]), names)
+    before = trainer.get("callback_order") or list(trainer["callbacks"])  # 0.2 recorded sorted names only
+    session.callback_index = _callback_index(trainer.get("broken_off"), before, names)
     session.logged = {str(name): float(value) for name, value in trainer.get("logged", {}).items()}
     session.log_cadence.last = int(trainer["cadence"]["log"])
     session.save_cadence.last = int(trainer["cadence"]["save"])
+    session.absent_callbacks = {
+        name: kept
+        for name, kept in trainer["callbacks"].items()
+        if kept and name not in names and name not in _OF_SETTINGS
+    }
     for name, callback in named_callbacks(session.callbacks):
         if name in trainer["callbacks"]:
             callback.load_state_dict(trainer["callbacks"][name])

@@ -14,6 +14,7 @@ import secrets
 import shutil
 import stat
 import tempfile
+import warnings
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -102,10 +103,19 @@ def _contents(folder: Path, trials: list[str], policies: Policies) -> Iterator[t
 
 
 def _last(folder: Path, place: str) -> Iterator[tuple[str, bytes]]:
-    """The policy of a run's newest checkpoint, as a checkpoint without anything else, named below `place`."""
+    """The policy of a run's newest valid checkpoint, as a checkpoint without anything else, named below `place`."""
     from rl_training.experiment.checkpointing import find_checkpoint, read_checkpoint, write_checkpoint
 
-    checkpoint = read_checkpoint(find_checkpoint((folder / place).parent))
+    run = (folder / place).parent
+
+    def warn(text: str) -> None:
+        warnings.warn(f"{run.name}: {text}", stacklevel=2)
+
+    try:
+        checkpoint = read_checkpoint(find_checkpoint(run, warn))
+    except CheckpointError as error:
+        warn(f"packed without a policy: {error}")
+        return
     records = {name: record for name, record in checkpoint.records.items() if name != "judged"}
     with tempfile.TemporaryDirectory() as made:
         tensors = {"networks": checkpoint.tensors["networks"]}
