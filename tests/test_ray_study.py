@@ -41,7 +41,7 @@ def strange(folder: Path, program: str) -> dict[str, str]:
 
 def sweeping(tmp_path: Path, address: str, **fields: object) -> tuple[subprocess.Popen[str], Path]:
     """A sweep on Ray, under way, from the folder of its file."""
-    (tmp_path / "tiny.yaml").write_text(dump_yaml(tiny_study(set=LONGER, **fields)))
+    (tmp_path / "tiny.yaml").write_text(dump_yaml(tiny_study(**{"set": LONGER, **fields})))
     command = [sys.executable, "-m", "rl_training", "sweep", "tiny.yaml", "--ray", address]
     with (tmp_path / "output").open("w") as output:
         sweep = subprocess.Popen(
@@ -88,7 +88,8 @@ def test_a_node_lost_half_way(cluster: Nodes, tmp_path: Path) -> None:
 
 
 def test_a_signal_to_the_sweep_stops_its_workers_who_save(cluster: Nodes, tmp_path: Path) -> None:
-    sweep, folder = sweeping(tmp_path, cluster.address)
+    together = {**LONGER, "total_timesteps": 10_000}  # no worker ends before the other one has begun
+    sweep, folder = sweeping(tmp_path, cluster.address, set=together)
     wait_for(lambda: len(owners(folder)) == 2 and len(list(folder.glob("runs/*/checkpoints/step_*"))) > 1, 120)
     workers = owners(folder)
     sweep.send_signal(signal.SIGINT)
@@ -97,12 +98,12 @@ def test_a_signal_to_the_sweep_stops_its_workers_who_save(cluster: Nodes, tmp_pa
     assert not any(is_there(pid) for pid in workers)
     assert owners(folder) == set()
     assert Study(folder).run(ray=cluster.address).counts["done"] == 2
-    study_in(tmp_path / "alone", set=LONGER).run()
+    study_in(tmp_path / "alone", set=together).run()
     assert differing(folder, tmp_path / "alone" / "tiny") == []
 
 
 def test_workers_do_not_outlive_a_sweep_that_is_killed(cluster: Nodes, tmp_path: Path) -> None:
-    sweep, folder = sweeping(tmp_path, cluster.address)
+    sweep, folder = sweeping(tmp_path, cluster.address, set={**LONGER, "total_timesteps": 10_000})
     wait_for(lambda: len(owners(folder)) == 2, 120)
     workers = owners(folder)
     sweep.kill()
