@@ -76,8 +76,13 @@ def find_checkpoint(path: Path, warn: Callable[[str], None] | None = None) -> Pa
 
 
 def find_origin(init_from: str, seed: int | None) -> Path:
-    """The checkpoint at `init_from`, in which `{seed}` is replaced by `seed`."""
-    return find_checkpoint(Path(init_from.replace("{seed}", str(seed))))
+    """The checkpoint from which a run with this seed starts."""
+    return find_checkpoint(origin_path(init_from, seed))
+
+
+def origin_path(init_from: str, seed: int | None) -> Path:
+    """The path `init_from`, in which `{seed}` is replaced by `seed`."""
+    return Path(init_from.replace("{seed}", str(seed)))
 
 
 def _no_folder(path: Path) -> str:

@@ -58,8 +58,8 @@ def with_data(
 ) -> TrainConfig:
     """`now` with located data files; relative paths start from the folder where the run was started.
 
-    Those in settings that are `named` now start from the current folder, if the file is there. `cause` is part of
-    the message if a file does not exist.
+    Paths in `named` settings, which this resume gives, start from the current folder if the file is there. `cause`
+    is part of the message if a file does not exist.
     """
     if given is not None:
         return now
@@ -80,7 +80,7 @@ def naming_data(config: TrainConfig) -> dict[str, Any]:
 
 
 def data_keys(overrides: Sequence[str]) -> list[str]:
-    """Those settings that `key=value` overrides set and that name data."""
+    """The keys of `key=value` overrides that name data."""
     keys = [text.partition("=")[0].strip().removeprefix("algo_kwargs.").partition(".")[0] for text in overrides]
     return [key for key in keys if key in DATA_KEYS]
 

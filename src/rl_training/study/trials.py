@@ -22,7 +22,7 @@ from rl_training.errors import (
 )
 from rl_training.experiment import files
 from rl_training.experiment.metric_names import tag_of
-from rl_training.experiment.retention import find_origin, list_checkpoints
+from rl_training.experiment.retention import find_checkpoint, list_checkpoints, origin_path
 from rl_training.experiment.runs import DONE, read_run_record
 from rl_training.settings import at_home
 from rl_training.study.plan import RUNS, Plan, Trial, data_files
@@ -105,14 +105,14 @@ def require_data(study: Path, plan: Plan) -> None:
 
 def _require_origins(study: Path, plan: Plan) -> None:
     """Raise if a run of `init_from` does not exist; trials that have a checkpoint do not need theirs any more."""
-    origins: dict[str, None] = {}
+    origins: dict[Path, None] = {}  # each once, in the order of the trials
     for trial in plan.trials:
         origin = plan.configurations[trial.configuration].settings.get("init_from")
         if origin and is_open(study, trial) and not list_checkpoints(home_of(study, trial) / "checkpoints"):
-            origins[origin.replace("{seed}", str(trial.seed))] = None
+            origins[origin_path(origin, trial.seed)] = None
     for origin in origins:
         try:
-            find_origin(origin, None)
+            find_checkpoint(origin)
         except CheckpointError as error:
             raise CheckpointError(
                 f"{error}; trials of {study} start from it; no trial was started: restore it, or continue in "
