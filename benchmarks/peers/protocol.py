@@ -3,6 +3,7 @@
     {…}                      the order: what to build; answered when it is built
     100                      make this many updates
     {"act": [[…], …]}        return the actions of the current policy
+    {"kernels": 100}         make this many updates; return the kernels they ran: name, number, µs
 
 `Process` is this package's end, `Orders` the peer's. `Turns` pauses a script that has its own training loop. This
 module imports neither torch nor this package.
@@ -82,6 +83,11 @@ class Process:
     def act(self, observations: Rows) -> Any:
         return self.ask({"act": observations})
 
+    def kernels(self, count: int) -> list[Any]:
+        """Make `count` updates; return their kernels: name, number and µs of each."""
+        found: list[Any] = self.ask({"kernels": count})
+        return found
+
     def close(self) -> None:
         with suppress(BrokenPipeError):
             self._process.stdin.close()  # type: ignore[union-attr]
@@ -106,6 +112,14 @@ def no_policy(_: Rows) -> Rows:
     raise SystemExit("this program does not act")
 
 
+# Starts recording kernels; returns a function that ends it and returns a row for each kernel: name, number, µs.
+Recorder = Callable[[], Callable[[], list[Any]]]
+
+
+def no_recorder() -> Callable[[], list[Any]]:
+    raise SystemExit("this program records no kernels")
+
+
 class Orders:
     """Standard input and output; all other output goes to standard error."""
 
@@ -118,11 +132,17 @@ class Orders:
     def answer(self, answer: Any) -> None:
         print(json.dumps(answer), file=self._answers, flush=True)
 
-    def counts(self, act: Callable[[Rows], Rows] = no_policy) -> Iterator[int]:
-        """Yield each requested number of updates; requests for actions are answered in between."""
+    def counts(
+        self, act: Callable[[Rows], Rows] = no_policy, record: Callable[[], Any] = no_recorder
+    ) -> Iterator[int]:
+        """Yield each requested number of updates, after `record` if their kernels are wanted; requests for actions
+        are answered in between."""
         for wanted in self._lines:
             if isinstance(wanted, int):
                 yield wanted
+            elif "kernels" in wanted:
+                record()
+                yield wanted["kernels"]
             else:
                 self.answer(act(wanted["act"]))
 
@@ -142,18 +162,28 @@ class Turns:
         self._left = 0
         self._reply: Any = None
         self._wait: Callable[[], Any] = lambda: None
+        self._recorded: Callable[[], list[Any]] | None = None
         self._counts: Iterator[int] = iter(())
 
     def begin(
-        self, reply: Order, wait: Callable[[], Any], before: int, act: Callable[[Rows], Rows] = no_policy
+        self,
+        reply: Order,
+        wait: Callable[[], Any],
+        before: int,
+        act: Callable[[Rows], Rows] = no_policy,
+        recorder: Recorder = no_recorder,
     ) -> None:
         """Answer the order with `reply` when the loop has made `before` updates, which trigger compilation.
 
         `wait` returns when the device has finished. `act` returns an action for each observation and uses no random
-        numbers.
+        numbers. `recorder` records kernels.
         """
+
+        def record() -> None:
+            self._recorded = recorder()
+
         self._reply, self._wait, self._left = reply, wait, before
-        self._counts = self._orders.counts(act)
+        self._counts = self._orders.counts(act, record)
 
     def made(self, count: int) -> None:
         """Report `count` more updates; returns when more are requested."""
@@ -161,7 +191,8 @@ class Turns:
         if self._left > 0:
             return
         self._wait()
-        self._orders.answer(self._reply)
+        recorded, self._recorded = self._recorded, None
+        self._orders.answer(self._reply if recorded is None else recorded())
         wanted = next(self._counts, None)
         if wanted is None:
             raise Ended

@@ -15,7 +15,10 @@ import importlib.util
 import os
 import runpy
 import sys
+import tempfile
 import warnings
+from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -63,7 +66,7 @@ class Held:
         arguments = kind(**given)
         self.updates = scan * getattr(arguments, "num_critic_updates_per_step", 1)
         reply = {"versions": versions("jax", "flax", "optax", "distrax"), "period": self.updates}
-        self.turns.begin(reply, wait, before=self.updates)
+        self.turns.begin(reply, wait, before=self.updates, recorder=recorder)
         return arguments
 
     def evaluate(self) -> Any:
@@ -97,6 +100,27 @@ def wait() -> None:
     import jax
 
     jax.block_until_ready(jax.live_arrays())
+
+
+def recorder() -> Callable[[], list[Any]]:
+    """Start recording the kernels of the GPU; see `benchmarks.peers.protocol.Recorder`."""
+    import jax
+
+    folder = tempfile.TemporaryDirectory()
+    jax.profiler.start_trace(folder.name)
+
+    def recorded() -> list[Any]:
+        jax.profiler.stop_trace()
+        times: dict[str, list[float]] = defaultdict(list)
+        for file in Path(folder.name).rglob("*.xplane.pb"):
+            for plane in jax.profiler.ProfileData.from_file(str(file)).planes:
+                for line in plane.lines if plane.name.startswith("/device:GPU") else ():
+                    for event in line.events if line.name.startswith("Stream") else ():
+                        times[event.name].append(event.duration_ns / 1e3)
+        folder.cleanup()
+        return [[name, len(each), sum(each)] for name, each in times.items()]
+
+    return recorded
 
 
 def versions(*names: str) -> dict[str, str]:

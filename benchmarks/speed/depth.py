@@ -7,6 +7,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -15,10 +16,11 @@ from torch.profiler import ProfilerActivity
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import report
+from benchmarks.peers import loops
 from benchmarks.report import Entry, Sections, number, table
 from benchmarks.speed import cases
 from benchmarks.speed.cases import Case
-from benchmarks.speed.timing import alternate, wait
+from benchmarks.speed.timing import Runs, alternate, wait
 from rl_training.algorithms.base import Learner
 from rl_training.updates.updater import set_precision
 
@@ -219,34 +221,53 @@ def floor(chosen: list[Case], options: argparse.Namespace, device: torch.device)
 
 
 def profile(chosen: list[Case], options: argparse.Namespace, device: torch.device) -> Found:
-    """Kernels (on a CPU, operators) of one update by name."""
+    """Kernels (on a CPU, operators) of one update by name; also of Unifloral on a GPU if its checkout is given."""
     activity = ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU
+    libraries = [one for one in options.libraries if one.name == "Unifloral" and device.type == "cuda"]
     for case in chosen:
         runner = cases.updater(case, device, acceleration=options.acceleration, batch=options.batch)
-        measured = alternate({"ours": runner}, seconds=options.seconds / 2, blocks=3, period=case.period)
-        rate = measured["ours"].median
-        with torch.profiler.profile(activities=[activity]) as record:
-            runner.run(_PROFILED)
-            wait()
-        kernels: dict[str, list[float]] = defaultdict(list)
-        for event in record.events():
-            if device.type == "cuda" and event.device_type.name == "CUDA":
-                kernels[event.name].append(event.time_range.elapsed_us())
-            elif device.type == "cpu" and event.self_cpu_time_total > 0:
-                kernels[event.name].append(event.self_cpu_time_total)
-        rows = [(name, len(t) / _PROFILED, sum(t) / _PROFILED) for name, t in kernels.items()]
-        rows.sort(key=lambda row: -row[2])
-        entry: Entry = {
-            "case": case.name,
-            "tf32": options.tf32,
-            "mode": runner.learner.execution.acceleration,
-            "rate": rate,
-            "kernels": rows,
-        }
-        print(f"\n{case.name}: {1e6 / rate:.0f} µs, {sum(r[1] for r in rows):.1f} kernels")
-        for name, count, spent in rows[:25]:
-            print(f"{spent:8.1f} µs {count:6.1f} × {name[:100]}")
-        yield case.name, entry
+        with ExitStack() as stack:
+            found = loops.connect(
+                libraries, case, device, batch=options.batch, tf32=options.tf32, within=options.peer_seconds
+            )
+            peers = [stack.enter_context(peer) for peer in found[0].values()]
+            contenders: dict[str, Runs] = {"ours": runner} | {peer.about()["peer"]: peer for peer in peers}
+            measured = alternate(contenders, seconds=options.seconds / 2, blocks=3, period=case.period)
+            rows = {"ours": _kernels(_recorded(runner, activity, device), _PROFILED)}
+            for peer in peers:
+                count = peer.period or _PROFILED
+                rows[peer.about()["peer"]] = _kernels(peer.kernels(count), count)
+        for name, kernels in rows.items():
+            entry: Entry = {
+                "case": case.name,
+                "tf32": options.tf32,
+                "mode": runner.learner.execution.acceleration,
+                "rate": measured[name].median,
+                "kernels": kernels,
+            } | ({} if name == "ours" else {"peer": name})
+            print(f"\n{case.name}, {name}: {1e6 / entry['rate']:.0f} µs, {sum(r[1] for r in kernels):.1f} kernels")
+            for kernel, times, spent in kernels[:25]:
+                print(f"{spent:8.1f} µs {times:6.1f} × {kernel[:100]}")
+            yield case.name + ("" if name == "ours" else f"/{name}"), entry
+
+
+def _recorded(runner: Runs, activity: ProfilerActivity, device: torch.device) -> list[Any]:
+    """Name, number and µs of the kernels or operators of `_PROFILED` updates."""
+    with torch.profiler.profile(activities=[activity]) as record:
+        runner.run(_PROFILED)
+        wait()
+    times: dict[str, list[float]] = defaultdict(list)
+    for event in record.events():
+        if device.type == "cuda" and event.device_type.name == "CUDA":
+            times[event.name].append(event.time_range.elapsed_us())
+        elif device.type == "cpu" and event.self_cpu_time_total > 0:
+            times[event.name].append(event.self_cpu_time_total)
+    return [[name, len(each), sum(each)] for name, each in times.items()]
+
+
+def _kernels(found: list[Any], updates: int) -> list[tuple[str, float, float]]:
+    """Name, number and µs per update, the longest first."""
+    return sorted(((name, count / updates, us / updates) for name, count, us in found), key=lambda row: -row[2])
 
 
 def sections(entries: dict[str, Entry]) -> Sections:
@@ -345,8 +366,9 @@ def _profile_text(entries: list[Entry]) -> str:
     lines = ["## Profile\n\nMeasured by `python -m benchmarks.speed.updates --profile`.\n"]
     for e in entries:
         count, busy = (sum(float(row[i]) for row in e["kernels"]) for i in (1, 2))
+        who = str(e.get("peer", e["mode"])).replace(":", " ")
         lines.append(
-            f"**{_label(e)}**, {e['mode']}: {1e6 / e['rate']:.0f} µs per update, {count:.0f} kernels, "
+            f"**{_label(e)}**, {who}: {1e6 / e['rate']:.0f} µs per update, {count:.0f} kernels, "
             f"{busy:.0f} µs in them (parallel branches overlap).\n"
         )
         rows = [[f"`{str(name)[:80]}`", f"{n:.1f}", f"{spent:.1f}"] for name, n, spent in e["kernels"][:12]]
