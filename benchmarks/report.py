@@ -55,7 +55,6 @@ PROGRAMS = {
         )
     },
     "parity": "benchmarks.parity.__main__",
-    "learning": "benchmarks.evidence.earlier",
     "choosing": "benchmarks.evidence.choosing",
     "success": "benchmarks.evidence.success",
     "ogbench_data": "benchmarks.ogbench_data",

@@ -1,4 +1,4 @@
-"""The study of the classes with nothing set, the budgets of the README, and the table of what was measured."""
+"""The study of the classes with nothing set, and the budgets of the README."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.evidence import bare, earlier
+from benchmarks.evidence import bare
 from benchmarks.evidence.bare import BARE
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs
@@ -52,22 +52,32 @@ def test_nothing_is_set_but_device_and_data(wanted: list[WantedConfig]) -> None:
         assert one.config.algo_kwargs == get_algorithm_spec(algo).run_spec(plain).resolved.to_dict()
 
 
-def entry(seed: int, value: float, steps: int = 10_000) -> dict[str, Any]:
-    return {
-        "kind": "defaults", "algo": "sac", "env": "Pendulum-v1", "seed": seed, "total_timesteps": 10_000,
-        "budget": 10_000, "line": -200.0, "steps": steps, "seconds": 1.0, "final": {"eval_return_mean": value},
-    }  # fmt: skip
+def kept(returns: tuple[float, ...], algo: str = "sac") -> dict[str, Any]:
+    runs = {
+        str(seed): {"algo": algo, "dataset": {"name": "data"}, "judged": {"mean": value, "returns": [value] * 4}}
+        for seed, value in enumerate(returns)
+    }
+    return {"runs": runs, "data": {"data": {"mean": -180.0, "std": 40.0}}}
 
 
 @pytest.mark.parametrize(
-    ("returns", "answer"),
-    [((-150, -160, -170), "yes"), ((-150, -150, -201), "NO: 2 of 3 seeds"), ((-150, -150), "too little data")],
+    ("returns", "answer"), [((-150, -160, -170), True), ((-150, -150, -201), False), ((-150, -150), None)]
 )
-def test_every_seed_has_to_reach_the_line(returns: tuple[float, ...], answer: str) -> None:
-    text = earlier.bare_text([entry(seed, value) for seed, value in enumerate(returns)])
-    assert text.splitlines()[-1].split(" | ")[7].startswith(answer)
+def test_every_seed_has_to_reach_the_line(returns: tuple[float, ...], answer: bool | None) -> None:
+    assert bare.reached("sac", kept(returns)) is answer
 
 
-def test_a_run_that_was_cut_short_is_not_judged() -> None:
-    runs = [entry(0, -150), entry(1, -150), entry(2, -150, steps=9_000)]
-    assert earlier.learned(runs).startswith("too little data")
+def test_a_class_without_results_is_not_measured() -> None:
+    assert bare.reached("sac", None) is None
+    assert bare.reached("sac", kept((-150, -150, -150), "td3")) is None
+
+
+def test_a_run_without_an_evaluation_does_not_count() -> None:
+    unfinished = kept((-150, -150, -150))
+    del unfinished["runs"]["0"]["judged"]
+    assert bare.reached("sac", unfinished) is None
+
+
+def test_cloning_has_to_reach_its_data_less_one_standard_error() -> None:
+    assert bare.reached("bc", kept((-199, -190, -180), "bc")) is True
+    assert bare.reached("bc", kept((-201, -190, -180), "bc")) is False

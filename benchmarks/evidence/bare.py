@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import rl_training
-from benchmarks import records
+from benchmarks.evidence.keeping import Kept, load
 from benchmarks.report import RESULTS, ROOT, table
 from rl_training import ManagedAlgorithm
 from rl_training.experiment.registry import get_algorithm_spec
@@ -24,6 +24,7 @@ from rl_training.experiment.strict_yaml import parse_yaml
 
 STUDY = ROOT / "benchmarks" / "studies" / "bare-classes.yaml"
 LINES = {"Pendulum-v1": -200.0, "CartPole-v1": 450.0}
+_SEEDS = 3
 
 
 @dataclass(frozen=True)
@@ -56,18 +57,24 @@ def class_of(algo: str) -> type[ManagedAlgorithm]:
     return found
 
 
-def measured() -> set[str]:
-    """The algorithms whose classes have been trained with default settings."""
-    entries = records.read(RESULTS / "learning.json")["entries"].values()
-    return {entry["algo"] for entry in entries if entry["kind"] == "defaults"}
+def reached(algo: str, kept: Kept | None) -> bool | None:
+    """Whether every seed reached the required return; None if fewer than `_SEEDS` seeds have been evaluated."""
+    runs = [run for run in (kept or {"runs": {}})["runs"].values() if run["algo"] == algo and "judged" in run]
+    if kept is None or len(runs) < _SEEDS:
+        return None
+    line, episodes = BARE[algo].line, len(runs[0]["judged"]["returns"])
+    if line is None:
+        data = kept["data"][runs[0]["dataset"]["name"]]
+        line = data["mean"] - data["std"] / episodes**0.5
+    return all(run["judged"]["mean"] >= line for run in runs)
 
 
 def budgets() -> str:
     """The table of budgets in the README."""
-    known, found = measured(), dict[tuple[str, ...], list[str]]()
+    kept, found = load(RESULTS / "evidence" / f"{STUDY.stem}.json"), dict[tuple[str, ...], list[str]]()
     for algo, bare in BARE.items():
         unit = "updates" if get_algorithm_spec(algo).regime == "offline" else "steps"
         line = "the mean of its data" if bare.line is None else f"{bare.line:g}"
-        line = line if algo in known else "not measured yet"
+        line = {True: line, False: f"{line}, missed by a seed", None: "not measured yet"}[reached(algo, kept)]
         found.setdefault((bare.env, line, f"{bare.budget:,} {unit}"), []).append(f"`{class_of(algo).__name__}`")
     return table(["", "return", "within", "classes"], ([*task, ", ".join(names)] for task, names in found.items()))

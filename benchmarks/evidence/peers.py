@@ -23,13 +23,11 @@ def peers_of(run: Run, algos: Container[str]) -> dict[tuple[str, str], list[Entr
     """
     found: dict[tuple[str, str], list[Entry]] = {}
     data = {run.dataset.get(name) for name in ("fingerprint", "raw_fingerprint")} - {None}
-    for program in ("learning", "peers"):
-        for entry in Results(program).load().values():
-            library = _PEERS.get(entry.get("library", ""))
-            rows = entry.get("fingerprint")
-            same_data = rows in data if is_offline(run) else rows is None and "file" not in entry
-            if library is not None and entry["env"] == run.env_id and same_data and entry["algo"] in algos:
-                found.setdefault((library, entry["algo"]), []).append(entry)
+    for entry in Results("peers").load().values():
+        library, rows = _PEERS[entry["library"]], entry.get("fingerprint")
+        same_data = rows in data if is_offline(run) else rows is None
+        if entry["env"] == run.env_id and same_data and entry["algo"] in algos:
+            found.setdefault((library, entry["algo"]), []).append(entry)
     return found
 
 

@@ -245,6 +245,7 @@ def profile(chosen: list[Case], options: argparse.Namespace, device: torch.devic
                 "rate": measured[name].median,
                 "kernels": kernels,
             } | ({} if name == "ours" else {"peer": name})
+            entry |= {"note": options.note} if options.note else {}
             print(f"\n{case.name}, {name}: {1e6 / entry['rate']:.0f} µs, {sum(r[1] for r in kernels):.1f} kernels")
             for kernel, times, spent in kernels[:25]:
                 print(f"{spent:8.1f} µs {times:6.1f} × {kernel[:100]}")
@@ -369,7 +370,8 @@ def _profile_text(entries: list[Entry]) -> str:
         who = str(e.get("peer", e["mode"])).replace(":", " ")
         lines.append(
             f"**{_label(e)}**, {who}: {1e6 / e['rate']:.0f} µs per update, {count:.0f} kernels, "
-            f"{busy:.0f} µs in them (parallel branches overlap).\n"
+            f"{busy:.0f} µs in them (parallel branches overlap). {e.get('note', '')}".rstrip()
+            + "\n"
         )
         rows = [[f"`{str(name)[:80]}`", f"{n:.1f}", f"{spent:.1f}"] for name, n, spent in e["kernels"][:12]]
         lines.append(table(["kernel", "per update", "µs"], rows) + "\n")
