@@ -498,6 +498,10 @@ def test_the_best_peer_has_the_same_algorithm_task_and_steps(monkeypatch: pytest
     entries = {str(number): peer for number, peer in enumerate(peers)}
     monkeypatch.setattr(report.Results, "load", lambda self: entries)
     assert "| Stable-Baselines3 15.00 ± 7.07 (2 seeds) |" in rendering.summary([made(range(4))])
+    longer = made(range(4))
+    for run in longer["runs"].values():
+        run["judged"]["step"] = run["metrics"]["global_step"] = 400_000
+    assert "| Stable-Baselines3 15.00 ± 7.07 (2 seeds) |" in rendering.summary([made(range(4)), longer])
 
 
 def test_the_page_of_a_study_names_the_settings_of_peers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

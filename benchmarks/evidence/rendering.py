@@ -345,7 +345,7 @@ def summary(studies: Iterable[Kept]) -> str:
     """A table with a line for each task and algorithm, followed by the cost of all runs.
 
     A line shows the packaged settings if they have `_SEEDS` seeds, otherwise the settings with the most seeds, then
-    steps.
+    those that a peer is compared with, then the most steps.
     """
     found, over, varied = [], [], defaultdict[str, set[str]](set)
     for kept in studies:
@@ -359,9 +359,10 @@ def summary(studies: Iterable[Kept]) -> str:
     for kept, result, run in found:
         name = short_name(run, varied[run.algo])
         place = _regime(run), result.task, name_of(run.algo)
-        rank = result.seeds >= _SEEDS, name == name_of(run.algo), result.seeds, result.step
+        peer = best_peer(run, result.step)
+        rank = result.seeds >= _SEEDS, name == name_of(run.algo), result.seeds, bool(peer), result.step
         if place not in best or rank > best[place][0]:
-            best[place] = rank, _summary_line(kept, result, run, name)
+            best[place] = rank, _summary_line(kept, result, run, name, peer)
     rows = [best[place][1] for place in sorted(best)]
     if not rows:
         return ""
@@ -378,12 +379,12 @@ def _regime(run: Run) -> int:
     return 1 if is_offline(run) else 2 if run.dataset or run.settings.get("init_from") else 0
 
 
-def _summary_line(kept: Kept, result: Result, run: Run, name: str) -> list[str]:
+def _summary_line(kept: Kept, result: Result, run: Run, name: str, peer: str) -> list[str]:
     data = kept["data"].get(run.dataset["name"]) if is_offline(run) else None
     others = [one for one in published(run.env_id, result.step) if one.algo == run.algo and not run.dataset]
     means = [f"{_published_return(one)}{_compared(one, result)}" for one in others]
     return [result.task, name, text_of(result.chosen), str(result.seeds), _steps(result, [run]),
-            "" if data is None else number(data["mean"]), best_peer(run, result.step), "".join(means),
+            "" if data is None else number(data["mean"]), peer, "".join(means),
             f"[{kept['study']}](results/{kept['study']}.md)"]  # fmt: skip
 
 
