@@ -25,6 +25,7 @@ from rl_training.algorithms.base import Learner
 from rl_training.updates.updater import set_precision
 
 Found = Iterator[tuple[str, Entry]]
+Kernel = tuple[str, float, float]  # name, number and µs per update
 _UPDATES = 1_000
 _SCALED = ("SAC", "REDQ-10, actor every 20", "EDAC-10, 256×3")
 _PROFILED = 20  # a multiple of every period
@@ -222,7 +223,6 @@ def floor(chosen: list[Case], options: argparse.Namespace, device: torch.device)
 
 def profile(chosen: list[Case], options: argparse.Namespace, device: torch.device) -> Found:
     """Kernels (on a CPU, operators) of one update by name; also of Unifloral on a GPU if its checkout is given."""
-    activity = ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU
     libraries = [one for one in options.libraries if one.name == "Unifloral" and device.type == "cuda"]
     for case in chosen:
         runner = cases.updater(case, device, acceleration=options.acceleration, batch=options.batch)
@@ -233,10 +233,10 @@ def profile(chosen: list[Case], options: argparse.Namespace, device: torch.devic
             peers = [stack.enter_context(peer) for peer in found[0].values()]
             contenders: dict[str, Runs] = {"ours": runner} | {peer.about()["peer"]: peer for peer in peers}
             measured = alternate(contenders, seconds=options.seconds / 2, blocks=3, period=case.period)
-            rows = {"ours": _kernels(_recorded(runner, activity, device), _PROFILED)}
+            rows = {"ours": kernels_of(runner, device)}
             for peer in peers:
                 count = peer.period or _PROFILED
-                rows[peer.about()["peer"]] = _kernels(peer.kernels(count), count)
+                rows[peer.about()["peer"]] = _per_update(peer.kernels(count), count)
         for name, kernels in rows.items():
             entry: Entry = {
                 "case": case.name,
@@ -246,29 +246,34 @@ def profile(chosen: list[Case], options: argparse.Namespace, device: torch.devic
                 "kernels": kernels,
             } | ({} if name == "ours" else {"peer": name})
             entry |= {"note": options.note} if options.note else {}
-            print(f"\n{case.name}, {name}: {1e6 / entry['rate']:.0f} µs, {sum(r[1] for r in kernels):.1f} kernels")
-            for kernel, times, spent in kernels[:25]:
-                print(f"{spent:8.1f} µs {times:6.1f} × {kernel[:100]}")
+            print(f"\n{case.name}, {name}: {1e6 / entry['rate']:.0f} µs; {described(kernels)}")
             yield case.name + ("" if name == "ours" else f"/{name}"), entry
 
 
-def _recorded(runner: Runs, activity: ProfilerActivity, device: torch.device) -> list[Any]:
-    """Name, number and µs of the kernels or operators of `_PROFILED` updates."""
-    with torch.profiler.profile(activities=[activity]) as record:
+def kernels_of(runner: Runs, device: torch.device) -> list[Kernel]:
+    """The kernels, on a CPU the operators, of an update; the longest first."""
+    on_gpu = device.type == "cuda"
+    with torch.profiler.profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as record:
         runner.run(_PROFILED)
         wait()
     times: dict[str, list[float]] = defaultdict(list)
     for event in record.events():
-        if device.type == "cuda" and event.device_type.name == "CUDA":
+        if on_gpu and event.device_type.name == "CUDA":
             times[event.name].append(event.time_range.elapsed_us())
-        elif device.type == "cpu" and event.self_cpu_time_total > 0:
+        elif not on_gpu and event.self_cpu_time_total > 0:
             times[event.name].append(event.self_cpu_time_total)
-    return [[name, len(each), sum(each)] for name, each in times.items()]
+    return _per_update([[name, len(each), sum(each)] for name, each in times.items()], _PROFILED)
 
 
-def _kernels(found: list[Any], updates: int) -> list[tuple[str, float, float]]:
-    """Name, number and µs per update, the longest first."""
+def _per_update(found: list[Any], updates: int) -> list[Kernel]:
     return sorted(((name, count / updates, us / updates) for name, count, us in found), key=lambda row: -row[2])
+
+
+def described(kernels: list[Kernel]) -> str:
+    """How many kernels an update has, and a line for each of the longest."""
+    lines = [f"{sum(times for _, times, _ in kernels):.1f} kernels, {sum(us for *_, us in kernels):.0f} µs in them"]
+    lines += [f"{us:8.1f} µs {times:6.1f} × {name[:100]}" for name, times, us in kernels[:25]]
+    return "\n".join(lines)
 
 
 def sections(entries: dict[str, Entry]) -> Sections:

@@ -2,6 +2,7 @@
 
     python -m benchmarks.speed.population [--algo iql sac …] [--sizes 1 8 32] [--device cuda|cpu] [--tf32] [--bf16]
                                     [--acceleration MODE] [--seconds 4] [--blocks 5] [--batch 256] [--json FILE]
+    … --profile    print the kernels of an update of all members instead, by name
 
 Observations have 17 dimensions and actions 6; computation is in float32, all members share one data set on the
 device, and networks are those of `benchmarks.speed.updates`. A seed-update is one update of one member: n updates
@@ -20,7 +21,7 @@ import torch
 
 from benchmarks import report
 from benchmarks.report import Entry, Results, Sections, number, table
-from benchmarks.speed import cases, setup
+from benchmarks.speed import cases, depth, setup
 from benchmarks.speed.cases import Case
 from benchmarks.speed.timing import alternate
 from rl_training.algorithms.base import Learner
@@ -40,6 +41,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--algo", nargs="+", default=_USUAL, help="names of algorithms or cases")
     parser.add_argument("--sizes", nargs="+", type=int, default=[1, 8, 32], metavar="S")
     parser.add_argument("--blocks", type=int, default=5)
+    parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
     if min(options.sizes) < 1:
         parser.error("--sizes must be at least 1")
@@ -72,13 +74,19 @@ def _taken_on(device: torch.device) -> int:
     return torch.cuda.memory_reserved(device)
 
 
+def prepared(case: Case, members: int, options: argparse.Namespace, rows: torch.Tensor) -> Updater:
+    """A population whose updates are compiled and captured."""
+    updater = population(case, rows, members, options.acceleration, options.batch)
+    updater.run((2 * max(updater.blocks) if rows.is_cuda else 1) * case.period)
+    return updater
+
+
 def measure(case: Case, members: int, options: argparse.Namespace, device: torch.device) -> Entry:
     """Seed-updates per second and memory for one size."""
     on_gpu = device.type == "cuda"
     rows = cases.random_rows(case.layout).to(device)
     before = _taken_on(device) if on_gpu else 0
-    updater = population(case, rows, members, options.acceleration, options.batch)
-    updater.run((2 * max(updater.blocks) if on_gpu else 1) * case.period)  # compiles and captures
+    updater = prepared(case, members, options, rows)
     found = alternate({"ours": updater}, seconds=options.seconds, blocks=options.blocks, period=case.period)
     taken = torch.cuda.max_memory_reserved(device) - before if on_gpu else members * _bytes_of(updater.learner)
     return {
@@ -171,13 +179,18 @@ def main() -> None:
     measured = []
     for case in cases.find(options.algo):
         for members in sorted({*options.sizes}):
+            if options.profile:
+                updater = prepared(case, members, options, cases.random_rows(case.layout).to(device))
+                print(f"{case.name}, {members}: {depth.described(depth.kernels_of(updater, device))}", flush=True)
+                continue
             entry = stamp | measure(case, members, options, device)
             size = f"{members}/{options.batch}" if options.batch != 256 else str(members)
             results.add({f"{place}/{case.name}/{size}": entry})
             measured.append(entry)
             print(f"{case.name}, {members}: {number(entry['rate'])} seed-updates/s", flush=True)
-    print(f"\n{text_of(measured)}")
-    results.render(sections)
+    if measured:
+        print(f"\n{text_of(measured)}")
+        results.render(sections)
 
 
 if __name__ == "__main__":
