@@ -12,7 +12,6 @@ from typing import Any
 
 from rl_training.errors import (
     CheckpointError,
-    ConfigError,
     DatasetError,
     DiskFullError,
     RLTrainingError,
@@ -24,6 +23,7 @@ from rl_training.experiment import files
 from rl_training.experiment.metric_names import tag_of
 from rl_training.experiment.retention import find_checkpoint, list_checkpoints, origin_path
 from rl_training.experiment.runs import DONE, read_run_record
+from rl_training.importing import would_import
 from rl_training.settings import at_home
 from rl_training.study.plan import RUNS, Plan, Trial, data_files
 
@@ -126,12 +126,7 @@ def require_permission(study: Path, plan: Plan, *, allow_import: bool) -> None:
         settings = plan.configurations[trial.configuration].settings
         for key in ("env_id", "eval_env"):
             if ":" in (settings.get(key) or "") and is_open(study, trial):
-                module = settings[key].partition(":")[0]
-                raise ConfigError.of(
-                    key,
-                    f"{settings[key]!r} would import the module {module!r}; no trial was started: allow it with "
-                    "--allow-import",
-                )
+                raise would_import(settings[key], key, effect="no trial was started: ")
 
 
 def reopen_failed(study: Path, plan: Plan, never: Sequence[int] = (), only: Sequence[int] | None = None) -> None:
