@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import stat
 import zipfile
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 
 from rl_training.cli import main
 from rl_training.errors import CheckpointError, ConfigError
+from rl_training.experiment import files
 from rl_training.experiment.runs import amend_record
 from rl_training.runtime.workflows import predict_checkpoint
 from rl_training.study import Study, packing
@@ -22,6 +24,7 @@ from rl_training.study.packing import pack_study, unpack_study
 from rl_training.study.plan import read_plan
 from rl_training.study.trials import FULL_DISK, Failure, note_failure, record_of
 from rl_training.study.worker import restart_unfinished
+from tests.reliability.processes import Child, command
 from tests.studies import contents, homes, study_in
 
 
@@ -37,6 +40,22 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def packed(study: Path, tmp_path: Path) -> Path:
     pack_study(study, tmp_path / "tiny.zip")
     return tmp_path / "tiny.zip"
+
+
+def test_a_signal_leaves_no_part_of_a_packed_study(
+    study: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(source: Path, target: Path) -> None:
+        assert source.exists()
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(files, "rename", stopped)
+    new = tmp_path / "new"
+    new.mkdir()
+    for words in (["pack", study, "-o", new / "a.zip"], ["unpack", packed, "-o", new / "a"]):
+        child = Child(command("study", *words), tmp_path / "output.txt")
+        assert child.wait() == 128 + signal.SIGTERM, child.text()
+    assert list(new.iterdir()) == []
 
 
 def test_a_packed_study_comes_back_with_its_results(study: Path, packed: Path, tmp_path: Path) -> None:

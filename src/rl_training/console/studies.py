@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from rl_training.console.errors import ended_by_signals
 from rl_training.console.options import AllowImport, AsJson, Data, Device, Gpus, Ray
 from rl_training.display.output import flags, note, one_line, show_json, show_table
 from rl_training.display.text import decimal, duration
@@ -106,6 +107,7 @@ def status(
 
 
 @studies.command()
+@ended_by_signals()
 def pack(
     folder: Folder,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="A .zip file.")],
@@ -123,6 +125,7 @@ def pack(
 
 
 @studies.command()
+@ended_by_signals()
 def unpack(
     file: Annotated[Path, typer.Argument(metavar="FILE")],
     output: Annotated[
