@@ -269,6 +269,11 @@ def test_what_was_packed_before_it_was_done_starts_again_and_what_was_done_stays
     done, open_ = homes(back)
     amend_record(open_, status="interrupted")
     created = record_of(done)["created"]
+    for words in (("sweep", back), ("work", back)):
+        refused = CliRunner().invoke(main, [str(word) for word in words])
+        assert refused.exit_code == 3, refused.output
+        assert f"error: {open_}: unfinished and without checkpoints" in refused.stderr
+    assert not (back / "failures").exists()
     assert [trial.name for trial in restart_unfinished(back, read_plan(back))] == [open_.name]
     assert not open_.exists()
     assert restart_unfinished(back, read_plan(back)) == []

@@ -59,12 +59,13 @@ def work(
 ) -> None:
     """Start a worker of a study, on any machine that shares its disk; it ends when no trial is left to claim."""
     from rl_training.study.plan import read_plan
-    from rl_training.study.trials import require_data, require_permission
+    from rl_training.study.trials import require_checkpoints, require_data, require_permission
 
     plan = read_plan(folder)
     if parent is None:
         require_data(folder, plan)
         require_permission(folder, plan, allow_import=allow_import)
+        require_checkpoints(folder, plan)
     from rl_training.study.worker import work as work_on
     from rl_training.study.worker_pool import DEVICE_LOST
 

@@ -120,6 +120,24 @@ def _require_origins(study: Path, plan: Plan) -> None:
             ) from None
 
 
+def require_checkpoints(study: Path, plan: Plan) -> None:
+    """Raise if open trials have lost their checkpoints, as all unfinished trials of an unpacked study have."""
+    lost = []
+    for trial in plan.trials:
+        home = home_of(study, trial)
+        record = record_of(home)
+        has_saved = record.get("saved") or record.get("pruned")
+        if has_saved and is_open(study, trial) and not list_checkpoints(home / "checkpoints"):
+            lost.append(home)
+    if lost:
+        others = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+        raise CheckpointError(
+            f"{lost[0]}{others}: unfinished and without checkpoints, which a packed study does not contain; no "
+            "trial was started: remove such folders to start their trials again, as restart_unfinished of "
+            "rl_training.study.worker does"
+        )
+
+
 def require_permission(study: Path, plan: Plan, *, allow_import: bool) -> None:
     """Raise if environments of open trials need permission to be imported; without it every one would fail."""
     for trial in () if allow_import else plan.trials:
