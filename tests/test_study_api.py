@@ -79,6 +79,16 @@ def test_the_best_is_that_of_all_seeds_together(study: Study, monkeypatch: pytes
         study.best("validation_distance")
 
 
+def test_a_selection_warns_of_a_damaged_newest_checkpoint(tmp_path: Path) -> None:
+    made = study_in(tmp_path, seeds=[0])
+    made.run()
+    newest = made.select("return").checkpoint
+    assert newest is not None
+    (newest / "networks.safetensors").write_bytes(b"rubbish")
+    with pytest.warns(UserWarning, match=f"^skipped a damaged checkpoint: .*{newest.name}"):
+        assert made.select("return").checkpoint != newest
+
+
 def test_what_is_not_complete_is_not_compared(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
     with_returns(study, monkeypatch, {0.5: [1.0, 2.0, 3.0, 4.0], 0.99: [500.0, 500.0, None, 500.0]})
     best = study.best()
