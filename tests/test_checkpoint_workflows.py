@@ -190,6 +190,13 @@ def test_a_damaged_newest_checkpoint_is_skipped_on_resume(run: Path, sac_run: Tr
     assert differences(sac_run, result) == []
 
 
+def test_a_run_that_starts_from_a_run_warns_of_its_damaged_newest_checkpoint(run: Path, tmp_path: Path) -> None:
+    newest = find_checkpoint(run)
+    (newest / "networks.safetensors").write_bytes(b"rubbish")
+    with pytest.warns(UserWarning, match=f"^skipped a damaged checkpoint: .*{newest.name}"):
+        train(tiny("sac", tmp_path / "new", init_from=str(run), total_timesteps=20))
+
+
 def test_a_damaged_checkpoint_named_directly_is_refused(run: Path) -> None:
     newest = find_checkpoint(run)
     (newest / "trainer.json").unlink()

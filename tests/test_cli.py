@@ -23,6 +23,7 @@ from typer.testing import CliRunner, Result
 
 from rl_training import cli
 from rl_training.console import doctor
+from rl_training.data.formats import files
 from rl_training.experiment.registry import list_algorithm_specs
 from rl_training.experiment.runs import lock_run
 from rl_training.memory import human_bytes
@@ -1035,6 +1036,25 @@ def test_a_signal_ends_the_run_after_saving_it(tiny: Path, number: signal.Signal
         process.kill()
     assert process.returncode == code
     assert_saved_and_told(rest)
+
+
+@pytest.mark.parametrize(
+    "words", [["export", "RUN"], ["dataset", "from-run", "RUN"], ["dataset", "collect", "ENV"]]
+)
+def test_a_signal_leaves_no_part_of_a_new_file(
+    words: list[str], trained: tuple[Path, Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(path: Path) -> None:
+        assert list((tmp_path / "new").glob(".tmp-*"))
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(files, "_sync", stopped)
+    meant = {"RUN": [trained[0]], "ENV": ["--env", "Pendulum-v1", "--size", 20]}
+    given = [word for name in words for word in meant.get(name, [name])]
+    target = tmp_path / "new" / "made.npz"
+    child = Child(lambda: cli.main([str(word) for word in (*given, "-o", target)]), tmp_path / "output.txt")
+    assert child.wait() == 128 + signal.SIGTERM, child.text()
+    assert list((tmp_path / "new").iterdir()) == []
 
 
 def test_finetune_takes_one_seed_or_several() -> None:

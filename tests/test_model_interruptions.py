@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from rl_training import SAC
-from rl_training.errors import DivergedError
+from rl_training.errors import DivergedError, RunInUse
 from rl_training.experiment.checkpointing import list_checkpoints
+from rl_training.experiment.runs import lock_run
 from rl_training.runs.fleet import MembersFailed
 from rl_training.runs.session import Session
 from rl_training.runs.signals import TrainingInterrupted
@@ -71,9 +72,15 @@ def test_a_population_keeps_its_runs(tmp_path: Path) -> None:
     assert [result.metrics["global_step"] for result in results] == [30, 30]  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("again", [40, None])
 @pytest.mark.parametrize(("population", "twice"), [("off", False), ("off", True), (1, True)])
-def test_seeds_one_after_another_all_continue(population: str | int, twice: bool, tmp_path: Path) -> None:
-    """Also if they were interrupted, once or twice, before the last of them was resumed."""
+def test_seeds_one_after_another_all_continue(
+    population: str | int, twice: bool, again: int | None, tmp_path: Path
+) -> None:
+    """Also if they were interrupted, once or twice, before the last of them was resumed.
+
+    Those that were not resumed continue to the new total, also if it is not given `again`.
+    """
     config = tiny("sac", tmp_path, seed=None, seeds=[3, 2, 1], population=population, total_timesteps=20)
     model: Any = SAC(config)
     model.learn(progress_bar=False)
@@ -89,7 +96,7 @@ def test_seeds_one_after_another_all_continue(population: str | int, twice: bool
     with pytest.raises(KeyboardInterrupt if twice else TrainingInterrupted):
         model.resume(40, second, progress_bar=False)
     assert [member._steps for member in model.members] == [40, 30 if twice else 35, 30]
-    assert [result.metrics["global_step"] for result in model.resume(40, progress_bar=False)] == [40] * 3
+    assert [result.metrics["global_step"] for result in model.resume(again, progress_bar=False)] == [40] * 3
     assert [member.run_dir for member in model.members] == runs
     assert sorted(runs) == sorted(tmp_path.iterdir())
 
@@ -108,6 +115,16 @@ def test_the_others_continue_if_a_member_is_interrupted_before_its_turn(tmp_path
     assert [member._steps for member in model.members] == [30, 20]
     assert [result.metrics["global_step"] for result in model.learn(5, progress_bar=False)] == [35, 35]
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_no_seed_is_resumed_while_one_is_in_use(tmp_path: Path) -> None:
+    config = tiny("sac", tmp_path, seed=None, seeds=[3, 2], population="off", total_timesteps=20)
+    model: Any = SAC(config)
+    model.learn(progress_bar=False)
+    with lock_run(model.members[1].run_dir), pytest.raises(RunInUse):
+        model.resume(30, progress_bar=False)
+    assert [member._steps for member in model.members] == [20, 20]
+    assert [result.metrics["global_step"] for result in model.resume(30, progress_bar=False)] == [30, 30]
 
 
 def test_a_diverged_seed_keeps_its_place(tmp_path: Path) -> None:

@@ -271,6 +271,17 @@ def test_without_a_common_step_the_run_says_so(tmp_path: Path) -> None:
     assert [run_record(run)["exact_resume"] for run in runs] == [False] * 3
 
 
+def test_members_that_start_over_without_one_that_had_stopped_say_so(tmp_path: Path) -> None:
+    """The stopped member is not trained again, so the others are computed without it from the beginning."""
+    runs = killed(brief(tmp_path / "runs"), tmp_path, at(SEEDS[1], 7, stop), at(SEEDS[2], 8, KILL))
+    assert statuses(tmp_path / "runs") == ["running", "stopped", "running"]
+    resumed(runs[0], at())
+    assert statuses(tmp_path / "runs") == ["finished", "stopped", "finished"]
+    assert [run_record(run)["exact_resume"] for run in runs] == [False, True, False]
+    reason = f"step 0: it was trained together with {runs[1].name}, and resumes without them"
+    assert [run_record(run)["inexact"] for run in runs[::2]] == [[reason]] * 2
+
+
 @pytest.mark.slow
 def test_a_damaged_checkpoint_sends_all_back(tmp_path: Path, undisturbed: Undisturbed) -> None:
     config = brief(tmp_path / "runs", keep_checkpoints=3)

@@ -79,6 +79,16 @@ def test_the_best_is_that_of_all_seeds_together(study: Study, monkeypatch: pytes
         study.best("validation_distance")
 
 
+def test_a_selection_warns_of_a_damaged_newest_checkpoint(tmp_path: Path) -> None:
+    made = study_in(tmp_path, seeds=[0])
+    made.run()
+    newest = made.select("return").checkpoint
+    assert newest is not None
+    (newest / "networks.safetensors").write_bytes(b"rubbish")
+    with pytest.warns(UserWarning, match=f"^skipped a damaged checkpoint: .*{newest.name}"):
+        assert made.select("return").checkpoint != newest
+
+
 def test_what_is_not_complete_is_not_compared(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
     with_returns(study, monkeypatch, {0.5: [1.0, 2.0, 3.0, 4.0], 0.99: [500.0, 500.0, None, 500.0]})
     best = study.best()
@@ -227,14 +237,16 @@ def test_status_shows_the_worker_of_each_trial(tmp_path: Path) -> None:
 
 
 def test_trials_that_end_right_after_a_look_are_printed_at_the_end(tmp_path: Path) -> None:
-    made, said = study_in(tmp_path, seeds=[0]), list[str]()
-    (trial,) = made.plan().trials
+    made, said = study_in(tmp_path), list[str]()
+    trials = made.plan().trials
     with TrialWatcher(made.folder, said.append) as watch:
         watch()
-        note_failure(made.folder, trial, Failure(4, "the loss is NaN"))
+        for trial in trials:
+            note_failure(made.folder, trial, Failure(4, "the loss is NaN"))
         watch()
         assert said == []
-    assert said == [f"1/1 failed: {trial.name}: the loss is NaN (exit code 4)"]
+    lines = [f"failed: {trial.name}: the loss is NaN (exit code 4)" for trial in trials]
+    assert said == [f"1/2 {lines[0]}", f"2/2 {lines[1]}"]
 
 
 def test_time_left_is_known_from_what_is_done(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import stat
 import zipfile
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 
 from rl_training.cli import main
 from rl_training.errors import CheckpointError, ConfigError
+from rl_training.experiment import files
 from rl_training.experiment.runs import amend_record
 from rl_training.runtime.workflows import predict_checkpoint
 from rl_training.study import Study, packing
@@ -22,6 +24,7 @@ from rl_training.study.packing import pack_study, unpack_study
 from rl_training.study.plan import read_plan
 from rl_training.study.trials import FULL_DISK, Failure, note_failure, record_of
 from rl_training.study.worker import restart_unfinished
+from tests.reliability.processes import Child, command
 from tests.studies import contents, homes, study_in
 
 
@@ -37,6 +40,22 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def packed(study: Path, tmp_path: Path) -> Path:
     pack_study(study, tmp_path / "tiny.zip")
     return tmp_path / "tiny.zip"
+
+
+def test_a_signal_leaves_no_part_of_a_packed_study(
+    study: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(source: Path, target: Path) -> None:
+        assert source.exists()
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(files, "rename", stopped)
+    new = tmp_path / "new"
+    new.mkdir()
+    for words in (["pack", study, "-o", new / "a.zip"], ["unpack", packed, "-o", new / "a"]):
+        child = Child(command("study", *words), tmp_path / "output.txt")
+        assert child.wait() == 128 + signal.SIGTERM, child.text()
+    assert list(new.iterdir()) == []
 
 
 def test_a_packed_study_comes_back_with_its_results(study: Path, packed: Path, tmp_path: Path) -> None:
@@ -250,6 +269,11 @@ def test_what_was_packed_before_it_was_done_starts_again_and_what_was_done_stays
     done, open_ = homes(back)
     amend_record(open_, status="interrupted")
     created = record_of(done)["created"]
+    for words in (("sweep", back), ("work", back)):
+        refused = CliRunner().invoke(main, [str(word) for word in words])
+        assert refused.exit_code == 3, refused.output
+        assert f"error: {open_}: unfinished and without checkpoints" in refused.stderr
+    assert not (back / "failures").exists()
     assert [trial.name for trial in restart_unfinished(back, read_plan(back))] == [open_.name]
     assert not open_.exists()
     assert restart_unfinished(back, read_plan(back)) == []

@@ -20,9 +20,18 @@ from typer.testing import CliRunner, Result
 
 from rl_training.cli import main
 from rl_training.console.tuning import _row as show_row
-from rl_training.errors import CheckpointError, ConfigError, DivergedError, MissingDependencyError, RLTrainingError
+from rl_training.errors import (
+    CheckpointError,
+    ConfigError,
+    DiskFullError,
+    DivergedError,
+    MissingDependencyError,
+    RLTrainingError,
+)
 from rl_training.experiment import files
 from rl_training.experiment.strict_yaml import dump_yaml
+from rl_training.runs import fleet
+from rl_training.runs.spec import RunSpec
 from rl_training.study import sampler, worker
 from rl_training.study.claims import Owner, take
 from rl_training.study.plan import read_plan
@@ -99,6 +108,26 @@ def test_a_selection_in_its_folder_is_one_of_the_confirmed(done: tuple[Tuning, T
     assert {name for name in chosen.scores if name.endswith("__s100")} == fresh
     assert len(chosen.scores) == 4 * len(fresh)
     assert chosen.notes == ("configurations that the tuning has not confirmed are left out",)
+
+
+def test_a_trial_for_which_the_disk_had_no_room_is_not_an_outcome(
+    done: tuple[Tuning, TuningResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_room = set[int]()
+
+    def training(spec: RunSpec, *others: Any) -> Any:
+        if spec.config.seed in no_room:
+            raise DiskFullError("free some disk space and resume")
+        return (yield from original(spec, *others))
+
+    original = fleet.training
+    monkeypatch.setattr(fleet, "training", training)
+    for seed in (1, 101):  # in a trial, and in the confirmation
+        no_room.add(seed)
+        with pytest.raises(DiskFullError, match=r"__s1\d*: free some .* resume; then the same command goes on$"):
+            tuning_in(tmp_path).run()
+        no_room.clear()
+    assert tuning_in(tmp_path).run() == done[1]
 
 
 def test_repeating_a_finished_tuning_changes_nothing(done: tuple[Tuning, TuningResult]) -> None:

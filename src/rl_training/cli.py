@@ -225,6 +225,7 @@ main.command("eval", hidden=True)(evaluate)
 
 
 @main.command()
+@ended_by_signals()
 def record(
     run: Annotated[Path, typer.Argument(metavar="CHECKPOINT|RUN_DIR")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="A new .mp4 or .gif file.")],
@@ -244,23 +245,23 @@ def record(
 
     place = _checkpoint_given(run, None)
     note(f"recording {place}")
-    with ended_by_signals():
-        made = record_checkpoint(
-            place,
-            output,
-            episodes,
-            seed=seed,
-            fps=fps,
-            max_steps=max_steps,
-            stochastic=stochastic,
-            changes={"allow_import": True} if allow_import else {},
-            overrides=overrides or (),
-            say=note,
-        )
+    made = record_checkpoint(
+        place,
+        output,
+        episodes,
+        seed=seed,
+        fps=fps,
+        max_steps=max_steps,
+        stochastic=stochastic,
+        changes={"allow_import": True} if allow_import else {},
+        overrides=overrides or (),
+        say=note,
+    )
     show_recording(made)
 
 
 @main.command()
+@ended_by_signals()
 def export(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="A new .onnx or .npz file.")],
     path: Annotated[Path | None, typer.Argument(metavar="CHECKPOINT|RUN_DIR")] = None,

@@ -136,6 +136,14 @@ def _names_another(place: str, thing: Any, key: str) -> bool:
     return not (all(plain) and known.__code__ == thing.__code__)
 
 
+def would_import(place: str, key: str, otherwise: str = "", *, effect: str = "") -> ConfigError:
+    """The error for `module:Name` without `allow_import`; `otherwise` is another remedy."""
+    module = place.partition(":")[0]
+    return ConfigError.of(
+        key, f"{place!r} would import the module {module!r}; {effect}allow it with --allow-import{otherwise}"
+    )
+
+
 def find_permitted(place: str, key: str, *, allow_import: bool = False, again: str) -> Any:
     """The object `module:Name` of the setting `key`: a known one, or else imported if `allow_import` permits it.
 
@@ -148,10 +156,6 @@ def find_permitted(place: str, key: str, *, allow_import: bool = False, again: s
             f"{key}: {place!r} was given in Python and cannot be imported; give it again, as in {again}", key=key
         )
     if not allow_import:
-        raise ConfigError(
-            f"{key}: {place!r} would import the module {place.partition(':')[0]!r}; allow it with --allow-import, "
-            f"or give it in Python, as in {again}",
-            key=key,
-        )
+        raise would_import(place, key, f", or give it in Python, as in {again}")
     _KNOWN[key, place] = find_named(place, key)
     return _KNOWN[key, place]

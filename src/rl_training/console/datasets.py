@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from rl_training.console.errors import ended_by_signals
 from rl_training.console.options import AsJson
 
 datasets = typer.Typer(no_args_is_help=True, help="Show, validate, convert, merge and collect data sets.")
@@ -62,6 +63,7 @@ def validate(
 
 
 @datasets.command()
+@ended_by_signals()
 def convert(
     source: Source,
     target: Annotated[str, typer.Argument(metavar="PATH|MINARI_ID")],
@@ -82,6 +84,7 @@ def convert(
 
 
 @datasets.command()
+@ended_by_signals()
 def merge(
     sources: Annotated[
         list[str], typer.Argument(metavar="PATH|MINARI_ID…", help="Data sets with the same spaces.")
@@ -97,6 +100,7 @@ def merge(
 
 
 @datasets.command()
+@ended_by_signals()
 def collect(
     env: Annotated[str, typer.Option("--env", help="A Gymnasium id.")],
     output: Annotated[str, typer.Option("--output", "-o", metavar="PATH|MINARI_ID")],
@@ -116,6 +120,7 @@ def collect(
 
 
 @datasets.command("from-run")
+@ended_by_signals()
 def from_run(
     run: Annotated[str, typer.Argument(metavar="RUN_DIR|CHECKPOINT")],
     output: Annotated[str, typer.Option("--output", "-o", metavar="PATH|MINARI_ID")],

@@ -69,7 +69,7 @@ class OneLineGroup(typer.core.TyperGroup):
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Exit with 128 + N after a signal N, once the block has cleaned up.
+    """Exit with 128 + N after a signal N, once the block or the decorated command has cleaned up.
 
     The handler raises KeyboardInterrupt, because an environment that calls `sys.exit` is a failure of its own.
     """

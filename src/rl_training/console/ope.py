@@ -258,10 +258,11 @@ def _basis(found: OPEResult) -> str:
 
 
 def _row(one: PolicyEstimate, columns: list[str]) -> list[str]:
+    value, interval = _interval(one)
     cells = {
         "rank": "–" if one.rank is None else str(one.rank),
-        "value": rounded(one.value),
-        "95 % interval": "–" if one.low is None else f"{rounded(one.low)} to {rounded(one.high)}",
+        "value": value,
+        "95 % interval": interval,
         "same rank": "–" if one.agreement is None else f"{one.agreement:.0%}",
         "distance": f"{one.distance:.3f}",
         "clipped": "–" if one.clipped is None else f"{one.clipped:.1%}",
@@ -318,7 +319,8 @@ def _show_candidates(found: Selection) -> None:
     print(f"time: {duration(found.seconds)}")
 
 
-def _interval(one: Estimate | None) -> tuple[str, str]:
+def _interval(one: Estimate | PolicyEstimate | None) -> tuple[str, str]:
+    """A value and its interval."""
     if one is None:
         return "–", "–"
     return rounded(one.value), "–" if one.low is None else f"{rounded(one.low)} to {rounded(one.high)}"

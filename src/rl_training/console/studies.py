@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from rl_training.console.errors import ended_by_signals
 from rl_training.console.options import AllowImport, AsJson, Data, Device, Gpus, Ray
 from rl_training.display.output import flags, note, one_line, show_json, show_table
 from rl_training.display.text import decimal, duration
@@ -58,12 +59,13 @@ def work(
 ) -> None:
     """Start a worker of a study, on any machine that shares its disk; it ends when no trial is left to claim."""
     from rl_training.study.plan import read_plan
-    from rl_training.study.trials import require_data, require_permission
+    from rl_training.study.trials import require_checkpoints, require_data, require_permission
 
     plan = read_plan(folder)
     if parent is None:
         require_data(folder, plan)
         require_permission(folder, plan, allow_import=allow_import)
+        require_checkpoints(folder, plan)
     from rl_training.study.worker import work as work_on
     from rl_training.study.worker_pool import DEVICE_LOST
 
@@ -106,6 +108,7 @@ def status(
 
 
 @studies.command()
+@ended_by_signals()
 def pack(
     folder: Folder,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="A .zip file.")],
@@ -123,6 +126,7 @@ def pack(
 
 
 @studies.command()
+@ended_by_signals()
 def unpack(
     file: Annotated[Path, typer.Argument(metavar="FILE")],
     output: Annotated[

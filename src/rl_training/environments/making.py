@@ -17,7 +17,7 @@ from rl_training.environments.recipe import EnvSettings
 from rl_training.environments.user_environments import EnvMaker, UserEnvironments, env_error, not_made, tensor_maker
 from rl_training.environments.wrapping import time_limit_of, wrap
 from rl_training.errors import ConfigError, MissingDependencyError, nearest
-from rl_training.importing import current_folder, not_importable
+from rl_training.importing import current_folder, not_importable, would_import
 from rl_training.observation_spaces import Flattening, Image, Misfit, describe
 from rl_training.ogbench import registered_id
 from rl_training.spaces import SpaceSpec
@@ -58,11 +58,8 @@ def _bare(config: EnvSettings, given: UserEnvironments | None) -> gym.Env[Any, A
             key,
         )
     if ":" in env_id and not config.allow_import:
-        raise env_error(
-            f"{env_id!r} would import the module {env_id.split(':')[0]!r}; allow it with --allow-import, "
-            f"{GIVE_CLASS}, as in Algorithm({argument}=…) or rl_training.load(path, {argument}=…)",
-            key,
-        )
+        ways = f", {GIVE_CLASS}, as in Algorithm({argument}=…) or rl_training.load(path, {argument}=…)"
+        raise would_import(env_id, key, ways)
     try:
         with current_folder() if config.allow_import else nullcontext():
             return _make(env_id, kwargs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rl_training.errors import ConfigError, cause_of
+from rl_training.importing import find_named, would_import
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -36,18 +37,13 @@ def import_learner(place: str, name: str, *, allow_import: bool) -> type[Learner
     """Import the learner `module:Class` of the algorithm `name`, which may be the same text."""
     if not allow_import:
         if place == name:
-            raise ConfigError.of(
-                "algo",
-                f"{place!r} would import the module {place.partition(':')[0]!r}; allow it with "
-                "--allow-import, or install it as a package with an entry point",
-            )
+            raise would_import(place, "algo", ", or install it as a package with an entry point")
         raise ConfigError.of(
             "algo",
             f"{name!r} is not installed; it is {place!r}: install its package, or allow its import with "
             "--allow-import; in Python, import its module first",
         )
     from rl_training.algorithms.base import Learner
-    from rl_training.importing import find_named
 
     found = find_named(place, "algo")
     if not isinstance(found, type) or not issubclass(found, Learner):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,21 +34,21 @@ def list_checkpoints(parent: Path) -> list[Path]:
 
 def latest_valid(parent: Path) -> tuple[Path, list[str]]:
     """The newest valid checkpoint, and one warning for each newer, damaged one."""
-    warnings: list[str] = []
+    damaged: list[str] = []
     for path in reversed(list_checkpoints(parent)):
         try:
             verify_checkpoint(path)
         except CheckpointError as error:
-            warnings.append(f"skipped a damaged checkpoint: {error}")
+            damaged.append(f"skipped a damaged checkpoint: {error}")
         else:
-            return path, warnings
-    reason = f" ({warnings[0]})" if warnings else ""
+            return path, damaged
+    reason = f" ({damaged[0]})" if damaged else ""
     best = parent.with_name("best")
     hint = f"; its best policy is in {best}" if best != parent and list_checkpoints(best) else ""
     raise CheckpointError(f"{parent}: no valid checkpoint{reason}{hint}")
 
 
-def find_checkpoint(path: Path, warn: Callable[[str], None] | None = None) -> Path:
+def find_checkpoint(path: Path, warn: Callable[[str], None] = warnings.warn) -> Path:
     """The checkpoint in a checkpoint folder, a run folder, or a folder of checkpoints such as `best`.
 
     `gallery/<name>` is the published policy of that name, unless such a folder exists. A checkpoint folder itself
@@ -68,10 +69,9 @@ def find_checkpoint(path: Path, warn: Callable[[str], None] | None = None) -> Pa
         raise CheckpointError(
             f"{path}: neither a checkpoint nor a run folder (no {MANIFEST}, no checkpoints/){where}"
         )
-    found, warnings = latest_valid(parent)
-    if warn is not None:
-        for warning in warnings:
-            warn(warning)
+    found, damaged = latest_valid(parent)
+    for text in damaged:
+        warn(text)
     return found
 
 

@@ -383,18 +383,14 @@ def _distances(data: TransitionDataset, policies: Sequence[Policy], seed: int) -
     rng = np.random.default_rng(seed)
     chosen = np.sort(rng.choice(len(data), min(_COMPARED, len(data)), replace=False))
     others = np.sort(rng.choice(len(data), min(_NEIGHBOURS, len(data)), replace=False))
-    here, there = (_states_and_actions(data, index) for index in (chosen, others))
+    here, there = (data.columns_at(index) for index in (chosen, others))
+    actions, known = (one.actions.view(len(one.obs), -1).float() for one in (here, there))
     discrete = data.spaces.discrete
-    found = [action_distance(acts(policy, here[0]), here[1], discrete) for policy in policies]
+    found = [action_distance(acts(policy, here.obs), actions, discrete) for policy in policies]
     mean, std = (torch.from_numpy(one) for one in data.observation_moments())
     # Without the mean a component that hardly varies would be so large that rounding hides the others.
-    ours, theirs = ((one[0] - mean) / (std + 1e-6) for one in (here, there))
+    ours, theirs = ((one.obs - mean) / (std + 1e-6) for one in (here, there))
     apart = torch.cdist(ours, theirs)
     apart[torch.from_numpy(chosen[:, None] == others[None])] = torch.inf
-    own = action_distance(there[1][apart.argmin(1)], here[1], discrete) if len(data) > 1 else 0.0
+    own = action_distance(known[apart.argmin(1)], actions, discrete) if len(data) > 1 else 0.0
     return found, own
-
-
-def _states_and_actions(data: TransitionDataset, index: NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
-    batch = data.layout.unpack(torch.from_numpy(np.array(data.rows[index])))
-    return batch.obs, batch.actions.view(len(index), -1).float()

@@ -96,6 +96,6 @@ def _some(
 ) -> tuple[Tensor, Tensor, NDArray[np.int64]]:
     """Observations, actions `[n, A]` and episodes `[n]` of at most `most` rows, drawn at random and in order."""
     chosen = np.sort(rng.choice(len(data), min(most, len(data)), replace=False))
-    batch = data.layout.unpack(torch.from_numpy(np.array(data.rows[chosen])))
+    batch = data.columns_at(chosen)
     episodes: NDArray[np.int64] = np.searchsorted(Episodes.of(data, "the support gate").ends, chosen)
     return batch.obs.to(device), batch.actions.view(len(chosen), -1).float().to(device), episodes

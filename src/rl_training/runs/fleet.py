@@ -246,8 +246,8 @@ def _record_missing_members(opened: Sequence[Opened]) -> None:
     The last bits of an update depend on how many members are computed together. On a GPU a member that has ended
     may still have been among them.
     """
-    here = [one.session.run.path.name for one in opened]
     trained = [one.session for one in opened if one.trains]
+    here = [session.run.path.name for session in trained]
     apart = len({session.clock.ticks for session in trained}) > 1
     for session in trained:
         before = session.run.record.get("trained_with") or []

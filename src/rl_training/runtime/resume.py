@@ -18,6 +18,7 @@ from rl_training.experiment.compat import with_defaults_of
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.loggers import Logger
 from rl_training.experiment.registry import spec_of
+from rl_training.experiment.retention import step_of
 from rl_training.experiment.runs import RECORD, RESOLVED, amend_record, lock_run, read_run_record, results_of
 from rl_training.experiment.strict_yaml import parse_yaml
 from rl_training.runs.callbacks import Callback
@@ -71,22 +72,13 @@ def resume_population(
     homes = [] if alone else _population_of(path)
     groups = turns_of(dict.fromkeys(homes, True), [_home_of(path)], warn) if len(homes) > 1 else []
     points, turns = _in_order(groups, homes)
-    if len(points) < 2:
-        options = RunOptions(quiet=quiet, loggers=tuple(loggers))
-        run = resumed_run(path, callbacks=callbacks, options=options, warn=warn, **others)
-        if alone and _resumes_in_place(path):
-            _remove_from_population(path, warn)
-        return train([run])
-    with ExitStack() as probe:  # fail now if one is in use; each run takes its lock again when it opens
-        for point in points:
-            probe.enter_context(lock_run(point.home))
-    shared: dict[str, Any] = {}
-    runs = []
-    for point in points:
-        options = RunOptions(quiet=quiet, loggers=copied(loggers, "loggers"))
-        own = copied(callbacks or (), "callbacks")
-        runs.append(_resumed_member(point, options, callbacks=own, shared=shared, warn=warn, **others))
-    return train(runs, turns)
+    options = RunOptions(quiet=quiet, loggers=tuple(loggers))
+    if len(points) > 1:
+        return _resume_several(points, turns, options, callbacks, warn=warn, **others)
+    run = resumed_run(path, callbacks=callbacks, options=options, warn=warn, **others)
+    if alone and _resumes_in_place(path):
+        _remove_from_population(path, warn)
+    return train([run])
 
 
 def resume_each(
@@ -102,13 +94,28 @@ def resume_each(
     `others` are arguments of `resumed_run`.
     """
     left = [path for path in paths if read_run_record(_home_of(path))["status"] != "diverged"]
+    points = [ResumePoint(_home_of(path), path, step_of(path)) for path in left or paths]
+    return _resume_several(points, None, RunOptions(quiet=quiet, loggers=tuple(loggers)), callbacks, **others)
+
+
+def _resume_several(
+    points: Sequence[ResumePoint],
+    turns: Sequence[Sequence[int]] | None,
+    options: RunOptions,
+    callbacks: Sequence[Callback] | None,
+    **others: Any,
+) -> list[TrainResult]:
+    """Resume a run at each of `points` with its own copy of callbacks and loggers; raises if one is in use."""
+    with ExitStack() as probe:  # fail now; each run takes its lock again when it opens
+        for point in points:
+            probe.enter_context(lock_run(point.home))
     shared: dict[str, Any] = {}
     runs = []
-    for path in left or paths:
-        options = RunOptions(quiet=quiet, loggers=copied(loggers, "loggers"))
-        own = copied(callbacks or (), "callbacks")
-        runs.append(resumed_run(path, options=options, callbacks=own, shared=shared, **others))
-    return train(runs)
+    for point in points:
+        own = replace(options, loggers=copied(options.loggers, "loggers"))
+        watching = copied(callbacks or (), "callbacks")
+        runs.append(_resumed_member(point, own, callbacks=watching, shared=shared, **others))
+    return train(runs, turns)
 
 
 def _in_order(
@@ -120,7 +127,7 @@ def _in_order(
 
 
 def _resumed_member(
-    place: ResumePoint, options: RunOptions, *, warn: Callable[[str], None], **others: Any
+    place: ResumePoint, options: RunOptions, *, warn: Callable[[str], None] = warnings.warn, **others: Any
 ) -> RunSpec:
     """The `RunSpec` of a member that resumes at `place`; `others` are arguments of `resumed_run`."""
     if place.rewinds:
@@ -141,9 +148,7 @@ def train_in_folders(
         for (config, home), place in zip(members, places, strict=True):
             if homes[home]:
                 changes, moved = {"allow_import": config.allow_import}, naming_data(config)
-                run = _resumed_member(
-                    place, options, changes=changes, data_settings=moved, shared=shared, warn=warnings.warn
-                )
+                run = _resumed_member(place, options, changes=changes, data_settings=moved, shared=shared)
             else:
                 spec = spec_of(config)
                 run = spec.run_spec(config, options=replace(options, folder=home), shared=shared)
@@ -162,6 +167,7 @@ def resumed_run(
     path: str | Path,
     *,
     changes: Mapping[str, Any] | None = None,
+    at_least: int = 0,
     overrides: Sequence[str] = (),
     data_settings: Mapping[str, Any] | None = None,
     dataset: TransitionDataset | None = None,
@@ -173,15 +179,17 @@ def resumed_run(
     """The `RunSpec` of a run that resumes from its folder or a checkpoint.
 
     `changes` replace fields of the configuration, `overrides` do the same as `key=value`, and `data_settings` name
-    its data; `given` are environments without an id; `others` are fields of `RunSpec`. If `options.rewinds` is set,
-    a run folder starts from its first step although it has checkpoints.
+    its data; a `total_timesteps` below `at_least` is raised to it. `given` are environments without an id; `others`
+    are fields of `RunSpec`. If `options.rewinds` is set, a run folder starts from its first step although it has
+    checkpoints.
     """
     options, home = options or RunOptions(), _with_name(path)
     rewinds = options.rewinds and (home / RECORD).is_file()
     checkpoint = None if rewinds or _has_no_checkpoint(home) else open_checkpoint(home, warn)
     before, data = _recorded(home, rewinds) if checkpoint is None else _saved(checkpoint)
+    changes = {"total_timesteps": max(before.total_timesteps, at_least), **(changes or {})}
     if data_settings:
-        changes = {**(changes or {}), "algo_kwargs": {**before.algo_kwargs, **data_settings}}
+        changes["algo_kwargs"] = {**before.algo_kwargs, **data_settings}
     named = data_settings or data_keys(overrides)
     config = with_data(before, changed_config(before, changes, overrides), data, dataset, named=named)
     require_same_seed(before, config)

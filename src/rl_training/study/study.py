@@ -20,6 +20,7 @@ from rl_training.study.trials import (
     NEVER_RETRIED,
     home_of,
     reopen_failed,
+    require_checkpoints,
     require_data,
     require_permission,
 )
@@ -186,6 +187,7 @@ class Study:
     def _until_over(self, plan: Plan, work: Callable[[int], None], retry_failed: bool, say: Say) -> StudyStatus:
         """Call `work` with the number of waiting trials until every trial is done or failed."""
         reopen_failed(self.folder, plan, NEVER_RETRIED, only=None if retry_failed else (FULL_DISK,))
+        require_checkpoints(self.folder, plan)
         say(f"{plan.name}: {len(plan.trials)} trials in {self.folder}")
         idle = 0
         while not (status := self.status()).is_over:
@@ -388,8 +390,7 @@ class TrialWatcher:
         for one in status.trials:
             if one.is_over and one.trial.name not in self._reported:
                 self._reported.add(one.trial.name)
-                over = sum(each.is_over for each in status.trials)
-                self._say(f"{over}/{len(status.trials)} {_line(one)}")
+                self._say(f"{len(self._reported)}/{len(status.trials)} {_line(one)}")
 
 
 def _line(one: TrialStatus) -> str:

@@ -12,7 +12,6 @@ from typing import Any
 
 from rl_training.errors import (
     CheckpointError,
-    ConfigError,
     DatasetError,
     DiskFullError,
     RLTrainingError,
@@ -24,6 +23,7 @@ from rl_training.experiment import files
 from rl_training.experiment.metric_names import tag_of
 from rl_training.experiment.retention import find_checkpoint, list_checkpoints, origin_path
 from rl_training.experiment.runs import DONE, read_run_record
+from rl_training.importing import would_import
 from rl_training.settings import at_home
 from rl_training.study.plan import RUNS, Plan, Trial, data_files
 
@@ -120,18 +120,31 @@ def _require_origins(study: Path, plan: Plan) -> None:
             ) from None
 
 
+def require_checkpoints(study: Path, plan: Plan) -> None:
+    """Raise if open trials have lost their checkpoints, as all unfinished trials of an unpacked study have."""
+    lost = []
+    for trial in plan.trials:
+        home = home_of(study, trial)
+        record = record_of(home)
+        has_saved = record.get("saved") or record.get("pruned")
+        if has_saved and is_open(study, trial) and not list_checkpoints(home / "checkpoints"):
+            lost.append(home)
+    if lost:
+        others = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+        raise CheckpointError(
+            f"{lost[0]}{others}: unfinished and without checkpoints, which a packed study does not contain; no "
+            "trial was started: remove such folders to start their trials again, as restart_unfinished of "
+            "rl_training.study.worker does"
+        )
+
+
 def require_permission(study: Path, plan: Plan, *, allow_import: bool) -> None:
     """Raise if environments of open trials need permission to be imported; without it every one would fail."""
     for trial in () if allow_import else plan.trials:
         settings = plan.configurations[trial.configuration].settings
         for key in ("env_id", "eval_env"):
             if ":" in (settings.get(key) or "") and is_open(study, trial):
-                module = settings[key].partition(":")[0]
-                raise ConfigError.of(
-                    key,
-                    f"{settings[key]!r} would import the module {module!r}; no trial was started: allow it with "
-                    "--allow-import",
-                )
+                raise would_import(settings[key], key, effect="no trial was started: ")
 
 
 def reopen_failed(study: Path, plan: Plan, never: Sequence[int] = (), only: Sequence[int] | None = None) -> None:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rl_training.errors import ConfigError, RLTrainingError, RunInUse, one_line
+from rl_training.errors import ConfigError, DiskFullError, RLTrainingError, RunInUse, one_line
 from rl_training.experiment import files
 from rl_training.experiment.config import TrainConfig
 from rl_training.runs.signals import TrainingInterrupted
@@ -26,7 +26,7 @@ from rl_training.study.planning import Checksums, has_begun, prepare, require_ow
 from rl_training.study.sampler import propose, require_optuna
 from rl_training.study.status import StudyStatus, TrialStatus
 from rl_training.study.study import ONE_THREAD_EACH, Say, Study, require_workers
-from rl_training.study.trials import reopen_failed
+from rl_training.study.trials import FULL_DISK, reopen_failed
 from rl_training.study.tuning_file import read_tuning
 from rl_training.study.tuning_record import Outcome, TrialResult, TuningResult, read_record, write_record
 
@@ -212,12 +212,16 @@ class Tuning:
         return prepare(replace(self._description, wanted=wanted), self.folder, workers)
 
     def _run(self, result: TuningResult, runner: _Runner) -> StudyStatus:
-        """Plan all trials, and run those that are not done."""
+        """Plan all trials, and run those that are not done; raises if the disk had no room for one of them."""
         plan = self._plan(result, runner.sharing)
         try:
             status = runner.run()
         except TrainingInterrupted as stopped:
             raise TrainingInterrupted("interrupted; the same command goes on", stopped.exit_code - 128) from None
+        for one in status.failed:
+            if one.failure is not None and one.failure.code == FULL_DISK:  # not an outcome: it is tried again
+                message = f"{one.trial.name}: {one_line(one.failure.message)}; then the same command goes on"
+                raise DiskFullError(message)
         if status.failed and not has_begun(self.folder, plan):
             failure = status.failed[0].failure
             raise RLTrainingError(f"no trial can begin: {one_line(failure.message if failure else 'unknown')}")
