@@ -381,6 +381,9 @@ def network(in_features, out_features, hidden_sizes):
 class Rows(Logger):
     def write(self, row):
         pass
+
+def same(env):
+    return env
 """
 
 
@@ -397,6 +400,37 @@ def test_a_study_of_an_environment_starts_with_permission(tmp_path: Path, monkey
     assert not rl_training.Study("studies/own").status().failed
     done("sweep", "own.yaml", "--allow-import")
     done("sweep", "own.yaml")  # all trials are done
+
+
+@pytest.mark.parametrize(
+    "needing",
+    [
+        {"algo": "plugged:Mine"},
+        {"network": "plugged:network"},
+        {"loggers": ["plugged:Rows"]},
+        {"wrappers": [{"TimeLimit": {"max_episode_steps": 20}}, "plugged:same"]},
+    ],
+    ids=str,
+)
+def test_a_planned_study_goes_on_with_permission(
+    module: str, needing: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it no trial is recorded as failed, and no code of the module runs."""
+    (tmp_path / "plugged.py").write_text(MODULE + PARTS)
+    small = {**SMALL, "total_timesteps": 40}
+    study = rl_training.Study({"name": "own", "base": "sac/pendulum", "set": needing | small}, allow_import=True)
+    study.plan()
+    forget()
+    for command in ("work", "sweep"):
+        message = refused(command, "studies/own")
+        assert "plugged" in message
+        assert "no trial was started" in message
+        assert "--allow-import" in message
+    assert "plugged" not in sys.modules
+    assert not rl_training.Study("studies/own").status().failed
+    done("sweep", "studies/own", "--allow-import")
+    forget()
+    done("work", "studies/own")  # all trials are done
 
 
 def test_a_study_names_modules_with_permission(module: str, tmp_path: Path) -> None:

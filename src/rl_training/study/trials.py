@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from rl_training.errors import (
     with_causes,
 )
 from rl_training.experiment import files
+from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.metric_names import tag_of
 from rl_training.experiment.retention import find_checkpoint, list_checkpoints, origin_path
 from rl_training.experiment.runs import DONE, read_run_record
@@ -34,6 +36,8 @@ NEVER_RETRIED = (_USAGE, 3, 4)
 # A trial for which the disk had no room; it is tried again. The command line's own exit code differs.
 FULL_DISK = 5
 _STEPS_MADE = tag_of("global_step")
+# In the text of settings: the name of an object, as in `module:Name`.
+_NAMED = re.compile(r"\w:\w")
 
 
 @dataclass(frozen=True)
@@ -121,17 +125,31 @@ def _require_origins(study: Path, plan: Plan) -> None:
 
 
 def require_permission(study: Path, plan: Plan, *, allow_import: bool) -> None:
-    """Raise if environments of open trials need permission to be imported; without it every one would fail."""
+    """Raise if open trials need permission to import a module; without it every one would fail."""
     for trial in () if allow_import else plan.trials:
         settings = plan.configurations[trial.configuration].settings
-        for key in ("env_id", "eval_env"):
-            if ":" in (settings.get(key) or "") and is_open(study, trial):
-                module = settings[key].partition(":")[0]
-                raise ConfigError.of(
-                    key,
-                    f"{settings[key]!r} would import the module {module!r}; no trial was started: allow it with "
-                    "--allow-import",
-                )
+        if _NAMED.search(str(settings)) and is_open(study, trial):
+            _require_permission(plan.config_of(trial, study / RUNS))
+
+
+def _require_permission(config: TrainConfig) -> None:
+    """Raise if a run of `config` would import a module that is not known in this process."""
+    from rl_training.environments.wrapping import parts_of
+    from rl_training.experiment.loggers import require_installed
+    from rl_training.experiment.registry import resolve
+
+    names = [("env_id", config.env_id), ("eval_env", config.eval_env)]
+    for key, name in [*names, *(("wrappers", parts_of(entry)[0]) for entry in config.wrappers)]:
+        if ":" in (name or ""):
+            module = str(name).partition(":")[0]
+            problem = f"{name!r} would import the module {module!r}; no trial was started: allow it with"
+            raise ConfigError.of(key, f"{problem} --allow-import")
+    try:
+        require_installed(config.loggers, allow_import=False)
+        for part in resolve(config).parts:
+            part.import_own(allow_import=False)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; no trial was started", key=error.key) from None
 
 
 def reopen_failed(study: Path, plan: Plan, never: Sequence[int] = (), only: Sequence[int] | None = None) -> None:
