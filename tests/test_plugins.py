@@ -433,6 +433,24 @@ def test_a_planned_study_goes_on_with_permission(
     done("work", "studies/own")  # all trials are done
 
 
+@pytest.mark.parametrize(
+    ("place", "remedy"), [("plugged", "allow it with --allow-import"), ("__main__", "define it in a module")]
+)
+def test_workers_do_not_know_what_this_process_has_registered(
+    place: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = type("Mine", (SAC,), {"name": "mine", "__module__": place})
+    rl_training.register(own)
+    small = {**SMALL, "total_timesteps": 40, "algo": "mine"}
+    study = rl_training.Study({"name": "own", "base": "sac/pendulum", "seeds": "0..1", "set": small})
+    told = f"algo: workers would import '{place}:Mine'; no trial was started: {remedy}"
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        study.run(workers=2)
+    assert not study.status().failed
+    assert study.run().counts["done"] == 2
+
+
 def test_a_study_names_modules_with_permission(module: str, tmp_path: Path) -> None:
     (tmp_path / "plugged.py").write_text(MODULE + PARTS)
     small = {**SMALL, "normalize_observations": False}

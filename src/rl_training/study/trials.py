@@ -26,6 +26,7 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.metric_names import tag_of
 from rl_training.experiment.retention import find_checkpoint, list_checkpoints, origin_path
 from rl_training.experiment.runs import DONE, read_run_record
+from rl_training.importing import installed_algorithms
 from rl_training.settings import at_home
 from rl_training.study.plan import RUNS, Plan, Trial, data_files
 
@@ -124,16 +125,19 @@ def _require_origins(study: Path, plan: Plan) -> None:
             ) from None
 
 
-def require_permission(study: Path, plan: Plan, *, allow_import: bool) -> None:
-    """Raise if open trials need permission to import a module; without it every one would fail."""
+def require_permission(study: Path, plan: Plan, *, allow_import: bool, elsewhere: bool = False) -> None:
+    """Raise if open trials need permission to import a module; without it every one would fail.
+
+    `elsewhere`: they run in other processes, which do not know the algorithms that this one has registered.
+    """
     for trial in () if allow_import else plan.trials:
         settings = plan.configurations[trial.configuration].settings
         if _NAMED.search(str(settings)) and is_open(study, trial):
-            _require_permission(plan.config_of(trial, study / RUNS))
+            _require_permission(plan.config_of(trial, study / RUNS), elsewhere)
 
 
-def _require_permission(config: TrainConfig) -> None:
-    """Raise if a run of `config` would import a module that is not known in this process."""
+def _require_permission(config: TrainConfig, elsewhere: bool) -> None:
+    """Raise if a run of `config` would import a module that is not known in this process, or `elsewhere`."""
     from rl_training.environments.wrapping import parts_of
     from rl_training.experiment.loggers import require_installed
     from rl_training.experiment.registry import resolve
@@ -144,6 +148,10 @@ def _require_permission(config: TrainConfig) -> None:
             module = str(name).partition(":")[0]
             problem = f"{name!r} would import the module {module!r}; no trial was started: allow it with"
             raise ConfigError.of(key, f"{problem} --allow-import")
+    if elsewhere and config.plugin is not None and config.algo not in installed_algorithms():
+        importable = not config.plugin.startswith("__main__:")
+        remedy = "allow it with --allow-import" if importable else "define it in a module"
+        raise ConfigError.of("algo", f"workers would import {config.plugin!r}; no trial was started: {remedy}")
     try:
         require_installed(config.loggers, allow_import=False)
         for part in resolve(config).parts:
