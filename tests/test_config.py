@@ -293,6 +293,8 @@ def test_packaged_configs_are_found_by_name(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_directly_built_config_raises_config_errors_too() -> None:
+    with pytest.raises(ConfigError, match=r"^init_from must not be empty, got ''$"):
+        TrainConfig(algo="sac", env_id="Pendulum-v1", total_timesteps=100, init_from="")
     with pytest.raises(ConfigError, match=r"^total_timesteps must be >= 1, got 0$"):
         make(total_timesteps=0)
     with pytest.raises(ValueError, match="unknown key 'num_env'; did you mean 'num_envs'"):

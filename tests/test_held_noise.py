@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,21 @@ def test_the_law_of_the_spans() -> None:
             noise = HeldNoise(Scripted(uniform, *[0.0] * 9), 4, SHAPE)  # type: ignore[arg-type]
             found = [float(one[0, 0]) for one in drawn(noise, length + 1)]
             assert found == [1.0] * length + [length + 1.0]
+
+
+def test_a_call_on_a_device_reads_nothing_from_it() -> None:
+    """Tensors of the meta device have no values, so a branch or a read raises."""
+
+    class OnMeta(DeviceRandom):
+        def standard_normal(self, size: Any, dtype: Any = None) -> Any:
+            return torch.empty(tuple(size), device="meta")
+
+        def random(self, size: int) -> Any:
+            return torch.empty(size, device="meta")
+
+    noise = HeldNoise(OnMeta(SimpleNamespace(device=torch.device("meta"))), 16, SHAPE)  # type: ignore[arg-type]
+    assert noise.standard_normal(SHAPE).device.type == "meta"
+    assert {tensor.device.type for tensor in noise.tensors().values()} == {"meta"}
 
 
 def test_a_device_holds_noise_as_the_host_does() -> None:

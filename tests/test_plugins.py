@@ -10,6 +10,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -53,6 +54,20 @@ class Mine(SAC):
 
 class Elsewhere(SAC):
     name = "mine"
+
+
+class BothConfig(SAC.Config, DQN.Config):
+    """The settings for either kind of actions."""
+
+
+class Both(SAC):
+    name = "both"
+    Config = BothConfig
+
+
+def with_setting(name: str) -> type[SAC]:
+    config = type("ClashConfig", (SAC.Config,), {"__annotations__": {name: int}, name: 3, "__module__": __name__})
+    return type("Clash", (SAC,), {"name": "clash", "Config": config})
 
 
 @pytest.fixture(autouse=True)
@@ -123,6 +138,19 @@ def test_a_registered_class_trains_loads_and_resumes(tmp_path: Path) -> None:
     assert [result.metrics["global_step"] for result in model.resume(60, progress_bar=False)] == [60, 60]
 
 
+@pytest.mark.parametrize("env_id", ["Pendulum-v1", "CartPole-v1", "torch/CartPole-v1"])
+def test_a_learner_for_discrete_actions_trains_online(env_id: str, tmp_path: Path) -> None:
+    managed = rl_training.register(Both, discrete=DQN)
+    settings = {**SMALL, "train_frequency": 1, "seeds": [0, 1]}
+    first, _ = managed(env_id, output_dir=str(tmp_path), **settings).learn(40, progress_bar=False)
+    assert ("actor_loss" in first.metrics) == (env_id == "Pendulum-v1")
+    loaded = rl_training.load(first.run_dir)
+    assert loaded.resume(60, progress_bar=False).metrics["global_step"] == 60
+    assert loaded.predict(np.zeros(4 if "CartPole" in env_id else 3)).shape == (
+        () if "CartPole" in env_id else (1,)
+    )
+
+
 def test_algorithms_of_this_package_record_no_plugin(tmp_path: Path) -> None:
     result = rl_training.SAC("Pendulum-v1", output_dir=str(tmp_path), **SMALL).learn(30, progress_bar=False)
     assert json.loads((result.checkpoint_path / "config.json").read_text())["plugin"] is None
@@ -150,6 +178,9 @@ def test_a_class_that_is_defined_again_replaces_the_first() -> None:
         (dict, {}, "needs a Learner class, got <class 'dict'>"),
         (Mine, {"regime": "onlin"}, "regime must be online, offline, offline_to_online, got 'onlin'"),
         (Mine, {"learning_start": 5}, "mine has no setting 'learning_start'; did you mean 'learning_starts'?"),
+        (with_setting("n_step"), {}, "every run has a setting 'n_step'; rename that of Clash"),
+        (with_setting("num_envs"), {}, "every run has a setting 'num_envs'; rename that of Clash"),
+        (Mine, {"discrete": DQN}, "DQN has a setting 'double_q'; Mine needs it too"),
     ],
 )
 def test_a_wrong_registration_is_one_line(learner: Any, options: dict[str, Any], message: str) -> None:
@@ -166,6 +197,7 @@ def step_wrongly(learner: Learner, case: str) -> Any:
         return value.expand(2, 4) if case == "shape" else value, {}
 
     learner.minimize((), {"critic" if case == "key" else "critics": loss})
+    return {"wide term": {"mine": torch.zeros(3)}, "plain term": {"mine": 1.0}}.get(case)
 
 
 @pytest.mark.parametrize(
@@ -174,6 +206,8 @@ def step_wrongly(learner: Learner, case: str) -> Any:
         ("key", "sac: no optimiser 'critic'; optimisers: critics, actor"),
         ("shape", "sac: the loss of critics has shape [2, 4], not []"),
         ("terms", "sac: gradient_step must return terms, got NoneType"),
+        ("wide term", "sac: the term 'mine' must be a tensor of shape [], got [3]"),
+        ("plain term", "sac: the term 'mine' must be a tensor of shape [], got float"),
     ],
 )
 def test_a_wrong_update_is_one_line(case: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -381,6 +415,9 @@ def network(in_features, out_features, hidden_sizes):
 class Rows(Logger):
     def write(self, row):
         pass
+
+def same(env):
+    return env
 """
 
 
@@ -397,6 +434,55 @@ def test_a_study_of_an_environment_starts_with_permission(tmp_path: Path, monkey
     assert not rl_training.Study("studies/own").status().failed
     done("sweep", "own.yaml", "--allow-import")
     done("sweep", "own.yaml")  # all trials are done
+
+
+@pytest.mark.parametrize(
+    "needing",
+    [
+        {"algo": "plugged:Mine"},
+        {"network": "plugged:network"},
+        {"loggers": ["plugged:Rows"]},
+        {"wrappers": [{"TimeLimit": {"max_episode_steps": 20}}, "plugged:same"]},
+    ],
+    ids=str,
+)
+def test_a_planned_study_goes_on_with_permission(
+    module: str, needing: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it no trial is recorded as failed, and no code of the module runs."""
+    (tmp_path / "plugged.py").write_text(MODULE + PARTS)
+    small = {**SMALL, "total_timesteps": 40}
+    study = rl_training.Study({"name": "own", "base": "sac/pendulum", "set": needing | small}, allow_import=True)
+    study.plan()
+    forget()
+    for command in ("work", "sweep"):
+        message = refused(command, "studies/own")
+        assert "plugged" in message
+        assert "no trial was started" in message
+        assert "--allow-import" in message
+    assert "plugged" not in sys.modules
+    assert not rl_training.Study("studies/own").status().failed
+    done("sweep", "studies/own", "--allow-import")
+    forget()
+    done("work", "studies/own")  # all trials are done
+
+
+@pytest.mark.parametrize(
+    ("place", "remedy"), [("plugged", "allow it with --allow-import"), ("__main__", "define it in a module")]
+)
+def test_workers_do_not_know_what_this_process_has_registered(
+    place: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = type("Mine", (SAC,), {"name": "mine", "__module__": place})
+    rl_training.register(own)
+    small = {**SMALL, "total_timesteps": 40, "algo": "mine"}
+    study = rl_training.Study({"name": "own", "base": "sac/pendulum", "seeds": "0..1", "set": small})
+    told = f"algo: workers would import '{place}:Mine'; no trial was started: {remedy}"
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        study.run(workers=2)
+    assert not study.status().failed
+    assert study.run().counts["done"] == 2
 
 
 def test_a_study_names_modules_with_permission(module: str, tmp_path: Path) -> None:

@@ -63,6 +63,16 @@ def test_the_host_computes_what_a_device_does() -> None:
         assert tensor.dtype == torch.float64
 
 
+def test_nothing_is_read_from_a_device() -> None:
+    """Tensors of the meta device have no values, so a branch or a read raises."""
+    there = torch.device("meta")
+    returns = RunningReturns(3, 0.99, there)
+    returns.add(torch.ones(3, dtype=torch.float64, device=there), torch.ones(3, dtype=torch.bool, device=there))
+    returns.cut([1])
+    found = [*returns.tensors().values(), torch.as_tensor(returns.scale)]
+    assert {tensor.device.type for tensor in found} == {"meta"}
+
+
 def test_an_update_sees_scaled_rewards_and_the_buffer_keeps_raw_ones() -> None:
     returns = RunningReturns(4, 0.99, torch.device("cpu"))
     collector = collector_of(Counter(), scaling=returns)

@@ -11,6 +11,7 @@ from rl_training.errors import ConfigError
 from rl_training.settings import seed_list
 from rl_training.study import description
 from rl_training.study.description import Location, read_description
+from rl_training.study.document import plain_name
 from rl_training.study.plan import hash_of, identity
 from tests.studies import tiny_study
 
@@ -89,6 +90,8 @@ def test_seeds(value: Any, seeds: tuple[int, ...]) -> None:
         ({"seeds": "3..1"}, "seeds must go upwards"),
         ({"seeds": []}, "seeds must be a range such as 0..9"),
         ({"seeds": 5}, "seeds must be a range such as 0..9"),
+        ({"seeds": range(3)}, "range(0, 3) is not plain data"),
+        ({"set": {"network": plain_name}}, "mappings, and 'module:Name' for code"),
         ({"seeds": [-1]}, "seeds must be whole numbers"),
         ({"seeds": [True]}, "seeds must be whole numbers"),
         ({"grid": {"seed": [1, 2]}}, "seed cannot be set here; give the seeds as `seeds: 0..9`"),

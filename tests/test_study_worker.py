@@ -18,6 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rl_training.cli import main
+from rl_training.environments import making
 from rl_training.environments.making import spaces_of
 from rl_training.errors import ConfigError, DiskFullError, DivergedError, EnvironmentFailure
 from rl_training.experience.collecting import collect_random
@@ -187,6 +188,24 @@ def test_a_signal_saves_and_releases_the_claim(tmp_path: Path, signum: int) -> N
     assert Study(folder).status().counts["waiting"] == 1
     assert Study(folder).run().counts["done"] == 1
     assert run_record(home)["exact_resume"] is True
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_an_environment_is_made_is_no_failure(
+    tmp_path: Path, signum: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*arguments: Any) -> Any:
+        os.kill(os.getpid(), signum)
+        return original(*arguments)
+
+    original = making._make
+    folder = planned(tmp_path, seeds=[0])
+    with monkeypatch.context() as patched:
+        patched.setattr(making, "_make", stopped)
+        child = Child(lambda: work(folder, say=print), tmp_path / "output")
+    assert child.wait() == 128 + signum, child.text()
+    assert Study(folder).status().counts["waiting"] == 1
+    assert Study(folder).run().counts["done"] == 1
 
 
 def test_a_worker_that_stalls_is_replaced_and_writes_nothing_when_it_wakes(

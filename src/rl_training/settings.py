@@ -196,6 +196,8 @@ def describe(error: ValidationError, fields: Mapping[str, FieldInfo], place: str
         return f"{dotted} must be {context['expected']}, got {value!r}"
     if kind == "finite_number":
         return f"{dotted} must be a finite number, got {value!r}"
+    if kind.endswith("too_short"):
+        return f"{dotted} must not be empty, got {value!r}"
     if kind in ("value_error", "assertion_error"):
         message = str(context.get("error", problem["msg"]))
         joint = " " if message.startswith("must ") else ": "

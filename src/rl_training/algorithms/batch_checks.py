@@ -81,7 +81,11 @@ def require_scalar(learner: Learner, names: Iterable[str], loss: torch.Tensor) -
 
 
 def require_terms(learner: Learner, terms: Any) -> Terms:
-    """What `gradient_step` returned; raises if that is not a dictionary."""
+    """What `gradient_step` returned; raises if that is not a dictionary of scalars."""
     if not isinstance(terms, dict):
         raise ConfigError(f"{learner.name}: gradient_step must return terms, got {type(terms).__name__}")
+    for name, term in terms.items():
+        if not isinstance(term, torch.Tensor) or term.dim():
+            got = list(term.shape) if isinstance(term, torch.Tensor) else type(term).__name__
+            raise ConfigError(f"{learner.name}: the term {name!r} must be a tensor of shape [], got {got}")
     return terms

@@ -25,8 +25,9 @@ def register(
 
     `regime` is `online`, `offline` or `offline_to_online`. `title` and `year` are listed by `rl-training algos`;
     the title is the name of the class by default. `discrete` is the learner for discrete actions if `learner` only
-    supports continuous ones. `defaults` are the algorithm's own defaults of settings, as `learning_starts=5_000`.
-    A default `network` may be a function or `module:factory`; it needs no permission to be imported.
+    supports continuous ones; `learner` needs all of its settings. `defaults` are the algorithm's own defaults of
+    settings, as `learning_starts=5_000`. A default `network` may be a function or `module:factory`; it needs no
+    permission to be imported.
 
     Registering the same class again replaces its options; a name that another algorithm has raises `ConfigError`.
     """

@@ -137,8 +137,21 @@ def register(
     if unknown := [key for key in spec.sections.defaults if key not in spec.sections.owners()]:
         hint = nearest(unknown[0], spec.sections.owners())
         raise ConfigError(f"register: {name} has no setting {unknown[0]!r}{hint}")
+    _require_own_keys(spec)
     _SPECS[name] = spec
     return spec
+
+
+def _require_own_keys(spec: AlgorithmSpec) -> None:
+    """Raise if a learner has a setting of every run, or the one for discrete actions a setting of its own."""
+    first, other = spec.sections, spec.sections.discrete
+    for kind in (first,) if other is None else (first, other):
+        keys = [*TrainConfig.model_fields, *(key for part in kind.parts for key in part.model_fields)]
+        name = kind.learner.__name__
+        if twice := [key for key in kind.owners() if keys.count(key) > 1]:
+            raise ConfigError(f"register: every run has a setting {twice[0]!r}; rename that of {name}")
+        if alone := [key for key in kind.owners() if key not in first.owners()]:
+            raise ConfigError(f"register: {name} has a setting {alone[0]!r}; {first.learner.__name__} needs it too")
 
 
 def list_algorithm_specs() -> list[AlgorithmSpec]:

@@ -193,7 +193,12 @@ def read_dumped(text: str, place: str) -> Any:
 
 def dump_yaml(value: Any) -> str:
     """Plain data as block YAML, in its own order; `parse_yaml` restores it unchanged."""
-    return yaml.dump(value, Dumper=_StrictDumper, sort_keys=False, allow_unicode=True, width=110)
+    try:
+        return yaml.dump(value, Dumper=_StrictDumper, sort_keys=False, allow_unicode=True, width=110)
+    except yaml.representer.RepresenterError as error:
+        raise ConfigError(
+            f"{error.args[-1]!r} is not plain data; use numbers, text, lists, mappings, and 'module:Name' for code"
+        ) from None
 
 
 def _locate(dotted: str, place: str, lines: Mapping[str, int], overridden: Mapping[str, str]) -> str:

@@ -300,8 +300,9 @@ class Online(Regime):
     def __init__(self, spec: RunSpec) -> None:
         if spec.dataset is not None:
             raise learns_without_data(spec.config.algo, spec.config.plugin)
-        self.spec, self.online = spec, spec.resolved[OnlineConfig]
         self.spaces = spaces_of(spec.config, discrete=spec.sections.takes_discrete, given=spec.given)
+        self.spec = spec = spec.for_actions(self.spaces, str(spec.config.env_id))
+        self.online = spec.resolved[OnlineConfig]
         self.total_ticks, self.first_update = spec.config.total_timesteps, self.online.first_steps
         self.total_updates = planned_updates(spec, self.online)
         require_updates(spec, self.online, self.total_updates)

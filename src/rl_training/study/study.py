@@ -145,10 +145,11 @@ class Study:
         size = workers or max(1, len(gpus))
         plan = self.plan(size)
         require_data(self.folder, plan)
-        require_permission(self.folder, plan, allow_import=allow_import)
+        in_process = size == 1 and not gpus
+        require_permission(self.folder, plan, allow_import=allow_import, elsewhere=not in_process)
 
         def work(waiting: int) -> None:
-            if size == 1 and not gpus:
+            if in_process:
                 worker.work(self.folder, quiet=quiet, allow_import=allow_import, say=say)
             elif waiting:
                 self._run_pool(plan, min(size, waiting), gpus, allow_import, say)
@@ -169,7 +170,7 @@ class Study:
 
         with on_ray(address) as cluster:
             plan = self.plan(ONE_THREAD_EACH)
-            require_permission(self.folder, plan, allow_import=allow_import)
+            require_permission(self.folder, plan, allow_import=allow_import, elsewhere=True)
             folder = self.folder.absolute()  # tasks have a working directory of their own
             needs = cluster.needs(plan, gpus)
             room = cluster.room(needs)

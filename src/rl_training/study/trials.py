@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 
 from rl_training.errors import (
     CheckpointError,
+    ConfigError,
     DatasetError,
     DiskFullError,
     RLTrainingError,
@@ -20,10 +22,11 @@ from rl_training.errors import (
     with_causes,
 )
 from rl_training.experiment import files
+from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.metric_names import tag_of
 from rl_training.experiment.retention import find_checkpoint, list_checkpoints, origin_path
 from rl_training.experiment.runs import DONE, read_run_record
-from rl_training.importing import would_import
+from rl_training.importing import installed_algorithms, would_import
 from rl_training.settings import at_home
 from rl_training.study.plan import RUNS, Plan, Trial, data_files
 
@@ -34,6 +37,8 @@ NEVER_RETRIED = (_USAGE, 3, 4)
 # A trial for which the disk had no room; it is tried again. The command line's own exit code differs.
 FULL_DISK = 5
 _STEPS_MADE = tag_of("global_step")
+# In the text of settings: the name of an object, as in `module:Name`.
+_NAMED = re.compile(r"\w:\w")
 
 
 @dataclass(frozen=True)
@@ -138,13 +143,37 @@ def require_checkpoints(study: Path, plan: Plan) -> None:
         )
 
 
-def require_permission(study: Path, plan: Plan, *, allow_import: bool) -> None:
-    """Raise if environments of open trials need permission to be imported; without it every one would fail."""
+def require_permission(study: Path, plan: Plan, *, allow_import: bool, elsewhere: bool = False) -> None:
+    """Raise if open trials need permission to import a module; without it every one would fail.
+
+    `elsewhere`: they run in other processes, which do not know the algorithms that this one has registered.
+    """
     for trial in () if allow_import else plan.trials:
         settings = plan.configurations[trial.configuration].settings
-        for key in ("env_id", "eval_env"):
-            if ":" in (settings.get(key) or "") and is_open(study, trial):
-                raise would_import(settings[key], key, effect="no trial was started: ")
+        if _NAMED.search(str(settings)) and is_open(study, trial):
+            _require_permission(plan.config_of(trial, study / RUNS), elsewhere)
+
+
+def _require_permission(config: TrainConfig, elsewhere: bool) -> None:
+    """Raise if a run of `config` would import a module that is not known in this process, or `elsewhere`."""
+    from rl_training.environments.wrapping import parts_of
+    from rl_training.experiment.loggers import require_installed
+    from rl_training.experiment.registry import resolve
+
+    names = [("env_id", config.env_id), ("eval_env", config.eval_env)]
+    for key, name in [*names, *(("wrappers", parts_of(entry)[0]) for entry in config.wrappers)]:
+        if ":" in (name or ""):
+            raise would_import(str(name), key, effect="no trial was started: ")
+    if elsewhere and config.plugin is not None and config.algo not in installed_algorithms():
+        importable = not config.plugin.startswith("__main__:")
+        remedy = "allow it with --allow-import" if importable else "define it in a module"
+        raise ConfigError.of("algo", f"workers would import {config.plugin!r}; no trial was started: {remedy}")
+    try:
+        require_installed(config.loggers, allow_import=False)
+        for part in resolve(config).parts:
+            part.import_own(allow_import=False)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; no trial was started", key=error.key) from None
 
 
 def reopen_failed(study: Path, plan: Plan, never: Sequence[int] = (), only: Sequence[int] | None = None) -> None:

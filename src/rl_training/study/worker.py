@@ -115,13 +115,23 @@ def work(
     `DeviceLostError` if this process cannot use its GPU any more.
     """
     require_posix("a study", "train its configurations one by one")
-    worker = _Worker(folder, quiet, allow_import, say)
+    worker, received = _Worker(folder, quiet, allow_import, say), list[int]()
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        """Handle a signal between runs and while one is built; during a run its own handlers save it."""
+        received.append(signum)
+        raise KeyboardInterrupt  # which the construction of an environment does not take for a failure of its own
+
     try:
-        with stop_handler(_stop), _no_orphan(parent), _threads(read_plan(folder).threads):
+        with stop_handler(stop), _no_orphan(parent), _threads(read_plan(folder).threads):
             while (found := worker.next_claim()) is not None:
                 worker.run(*found)
                 if worker.lost is not None:
                     raise DeviceLostError(f"{worker.lost}; this process cannot use the GPU any more: run it again")
+    except KeyboardInterrupt:
+        if not received:  # a second Ctrl-C during a run
+            raise
+        raise TrainingInterrupted("the worker was asked to stop; sweep again to go on", received[0]) from None
     except OSError as error:
         raise ConfigError(
             f"{error.filename or folder}: the study cannot go on: {error.strerror or error}"
@@ -278,11 +288,6 @@ def restart_unfinished(folder: Path, plan: Plan) -> list[Trial]:
             _clear(home)
             again.append(trial)
     return again
-
-
-def _stop(signum: int, frame: FrameType | None) -> None:
-    """Handle a signal between runs; during a run its own handlers save it."""
-    raise TrainingInterrupted("the worker was asked to stop; sweep again to go on", signum)
 
 
 @contextlib.contextmanager
