@@ -179,6 +179,40 @@ def test_a_study_continues_and_is_evaluated_packed_and_rendered(
     assert list((started.folder / "runs").iterdir()) == []
 
 
+def test_the_end_is_predicted_from_the_last_two_intervals() -> None:
+    speed = working.Speed()
+    for now, step in ((0.0, 10), (90.0, 20), (100.0, 20), (110.0, 30)):
+        speed.add(now, step)
+        assert speed.end(100) is None
+    speed.add(130.0, 40)
+    assert speed.end(100) == 130.0 + 60 * (130.0 - 90.0) / 20
+
+
+@pytest.mark.slow
+def test_the_last_group_is_stopped_if_the_first_would_not_finish(
+    study: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    text = study.read_text().replace("total_timesteps: 1000", "total_timesteps: 1000000")
+    study.write_text(text.replace("population: 2", "population: 1"))
+    words = (
+        study,
+        "--minutes",
+        0.6,
+        "--finish",
+        "--workers",
+        2,
+        "--output-dir",
+        tmp_path / "out",
+        "--commit",
+        "abc",
+    )
+    work(*words)
+    first, last = homes(tmp_path / "out" / "swing")
+    assert f"stopped {last.name}: {first.name} would be " in capfd.readouterr().out
+    assert {record_of(home)["status"] for home in (first, last)} == {"interrupted"}
+    assert record_of(first)["seconds"] > record_of(last)["seconds"]
+
+
 def test_a_killed_command_keeps_the_evaluations_of_all_members(
     study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -644,6 +678,7 @@ def test_published_results_are_found_by_environment_and_budget() -> None:
     [
         (["run", "{tmp}/none.yaml"], "none.yaml: cannot be read: No such file or directory"),
         (["run", "{study}", "--minutes", "0"], "--minutes must be above 0, got 0"),
+        (["run", "{study}", "--finish"], "--finish needs --minutes"),
         (["run", "{study}", "--workers", "0"], "workers must be >= 1 and <= 10000, got 0"),
         (["run", "{study}", "--device", "abacus"], "device must be auto, cpu, cuda or cuda:N"),
         (["run", str(STUDIES / "cql-edac.yaml"), "--data", "{tmp}"], "halfcheetah-medium.npz: no such file"),

@@ -30,6 +30,9 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     run.add_argument("--device", help="auto, cpu, cuda or cuda:N; overrides the studies")
     run.add_argument("--minutes", type=float, help="minutes of training, before evaluation and packing")
     run.add_argument("--workers", type=int, default=1, help="worker processes that train one study")
+    run.add_argument(
+        "--finish", action="store_true", help="stop the last groups if the first would not finish in --minutes"
+    )
     run.add_argument("--commit", help=f"commit to record outside a git repository; or set {COMMIT}")
     run.add_argument("--policies", choices=("last", "best", "none"), default="last", help="policies to pack")
     run.add_argument("--render", action="store_true", help="add the results to the documentation")
@@ -50,6 +53,8 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
 def run(options: argparse.Namespace) -> int:
     if options.minutes is not None and not options.minutes > 0:
         raise ConfigError(f"--minutes must be above 0, got {options.minutes:g}")
+    if options.finish and options.minutes is None:
+        raise ConfigError("--finish needs --minutes")
     require_workers(options.workers)
     order = Order(
         options.output_dir,
@@ -60,6 +65,7 @@ def run(options: argparse.Namespace) -> int:
         options.commit,
         options.policies,
         options.workers,
+        options.finish,
     )
     statuses = working.work_on(options.studies, order)
     folders = [order.output_dir / status.name for status in statuses]

@@ -8,6 +8,7 @@ import shutil
 import signal
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +21,9 @@ from benchmarks.report import commit as present_commit
 from rl_training.errors import ConfigError
 from rl_training.experiment.runs import amend_record
 from rl_training.runs.signals import TrainingInterrupted
+from rl_training.study.claims import DiskClock, held_claim
 from rl_training.study.packing import Policies, pack_study, unpack_study
-from rl_training.study.plan import RUNS, Plan, read_plan
+from rl_training.study.plan import RUNS, Group, Plan, read_plan
 from rl_training.study.status import StudyStatus
 from rl_training.study.study import Study, TrialWatcher
 from rl_training.study.trials import FULL_DISK, NEVER_RETRIED, home_of, record_of, reopen_failed
@@ -46,6 +48,7 @@ class Order:
     commit: str | None = None
     policies: Policies = "last"
     workers: int = 1  # processes that train groups of one study concurrently
+    finish: bool = False  # stop the last groups if the first would not finish in time
 
 
 def commit_of(order: Order) -> str:
@@ -94,7 +97,8 @@ def _worked(study: Study, seconds: float | None, commit: str, order: Order) -> S
     before = _moments(study.folder, plan)
     with stop_after(seconds) as stopped, contextlib.suppress(_OutOfTime):
         try:
-            _train(study, plan, order.workers, _Results(study.folder, order, before, commit), stopped)
+            end = time.monotonic() + seconds if order.finish and seconds is not None else None
+            _train(study, plan, order.workers, _Results(study.folder, order, before, commit), stopped, end)
         except TrainingInterrupted:
             if not stopped.is_set():
                 raise
@@ -112,9 +116,15 @@ class _OutOfTime(Exception):
     pass
 
 
-def _train(study: Study, plan: Plan, workers: int, results: _Results, stopped: threading.Event) -> None:
-    """Train missing runs in separate processes, which can be stopped even while they compile."""
+def _train(
+    study: Study, plan: Plan, workers: int, results: _Results, stopped: threading.Event, end: float | None
+) -> None:
+    """Train missing runs in separate processes, which can be stopped even while they compile.
+
+    `end`: when the first group should be finished; None: all groups continue to the limit.
+    """
     watched = threading.Event()
+    pace = None if end is None else _Pace(study, plan, end)
     reopen_failed(study.folder, plan, NEVER_RETRIED, only=(FULL_DISK,))
     print(f"{plan.name}: {len(plan.trials)} trials in {study.folder}", flush=True)
     with TrialWatcher(study.folder, lambda text: print(text, flush=True)) as ended:
@@ -125,10 +135,75 @@ def _train(study: Study, plan: Plan, workers: int, results: _Results, stopped: t
             watched.set()
             ended()
             results.update()
+            if pace is not None:
+                pace.update()
 
         if waiting := study.status().counts["waiting"]:
             LocalPool(study.folder, plan, min(workers, waiting)).run(watch)
     results.write()
+
+
+class Speed:
+    """Steps of a group over time, to predict its end.
+
+    The first interval is left out, because updates are compiled in it.
+    """
+
+    def __init__(self) -> None:
+        self._points: list[tuple[float, int]] = []
+
+    def add(self, now: float, step: int) -> None:
+        if not self._points or step > self._points[-1][1]:
+            self._points.append((now, step))
+
+    def end(self, total: int) -> float | None:
+        """When `total` steps are reached at the speed of the last two intervals; None before there are three."""
+        if len(self._points) < 4:
+            return None
+        (before, first), (now, last) = self._points[-3], self._points[-1]
+        return now + (total - last) * (now - before) / (last - first)
+
+
+class _Pace:
+    """Stops the last running group of a study if the first would not finish in time."""
+
+    def __init__(self, study: Study, plan: Plan, end: float) -> None:
+        self._study, self._plan, self._end = study, plan, end
+        self._speeds: dict[str, Speed] = defaultdict(Speed)
+        self._next = 0.0
+
+    def update(self) -> None:
+        """Measure the groups, at most every `_PERIOD` seconds."""
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + _PERIOD
+        trials = {one.trial.name: one for one in self._study.status().trials}
+        running = []
+        for group in self._plan.groups:
+            members = [trials[trial.name] for trial in group.trials]
+            if any(one.state == "running" for one in members):
+                running.append((group, max(one.total for one in members)))
+                self._speeds[group.name].add(time.monotonic(), min(one.step for one in members))
+        if len(running) < 2:
+            return
+        (first, total), (last, _) = running[0], running[-1]
+        predicted = self._speeds[first.name].end(total)
+        if predicted is not None and predicted > self._end and self._stop(last):
+            late = (predicted - self._end) / 60
+            print(
+                f"stopped {last.trials[0].name}: {first.trials[0].name} would be {late:.1f} minutes late",
+                flush=True,
+            )
+            self._speeds.clear()  # the others become faster
+
+    def _stop(self, group: Group) -> bool:
+        """Stop the worker that trains a group; it saves its runs."""
+        folder = self._study.folder
+        claim = held_claim(folder, group.name, self._plan.claim_timeout, DiskClock(folder))
+        if claim is None or claim.owner is None or claim.owner.is_gone:
+            return False
+        os.kill(claim.owner.pid, signal.SIGTERM)
+        return True
 
 
 class _Results:
