@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from benchmarks import report
-from benchmarks.evidence import keeping, rendering, working
+from benchmarks.evidence import keeping, rendering, study_page, working
 from benchmarks.evidence.__main__ import main
 from benchmarks.evidence.judging import EPISODES, SEED
 from benchmarks.evidence.peers import peers_of
@@ -411,14 +411,14 @@ def test_unfinished_runs_are_compared_with_what_is_published_at_the_steps_that_t
     for run, last in zip(kept["runs"].values(), (100_000, 100_000, 50_000)):
         run |= {"status": "interrupted", "step": last}
         run["curve"] = {name: [50_000, last][: 1 + (last > 50_000)] for name in run["curve"]}
-    text = rendering.section(kept)
+    text = study_page.section(kept)
     assert "| HalfCheetah-v4 | 100,000 | SAC | 2 | 100,000" in text
     assert "| HalfCheetah-v4 | 100,000 | *published SAC* | 10 |" in text
     assert "| HalfCheetah-v4 | 300,000 |" not in text
 
 
 def test_an_incomplete_study_is_marked_and_shown_with_published_results(tmp_path: Path) -> None:
-    text = rendering.section(made(range(4)))
+    text = study_page.section(made(range(4)))
     assert "4 of 10 runs are finished." in text
     assert "| SAC | 0–3 (4 of 10) | 300,000 | 5,150 [" in text
     assert "| *published SAC* | 10 | 300,000 |  | 8,593 ± 1,016 |" in text
@@ -428,19 +428,48 @@ def test_an_incomplete_study_is_marked_and_shown_with_published_results(tmp_path
     assert "SimbaV2" in text
 
 
+def test_unfinished_tasks_and_algorithms_are_shown_at_the_last_step_that_has_a_published_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(report.Results, "load", lambda self: {})  # no peers
+
+    def begun(algo: str, *steps: int, seeds: int = 3, study: str = "begun") -> dict[str, Any]:
+        """Runs whose evaluation at a step is that step."""
+        kept = made(range(seeds), algo=algo, step=1_000_000, judged=False, study=study)
+        for run in kept["runs"].values():
+            run |= {"status": "interrupted", "step": steps[-1]}
+            run["curve"] = {name: list(steps) for name in run["curve"]}
+        return kept
+
+    sac, ddpg = begun("sac", 100_000, 200_000), begun("ddpg", 100_000, 250_000)
+    text = rendering.not_finished([sac, ddpg], ["- Begun"])
+    assert "| HalfCheetah-v4 | SAC | 100,000 [" in text
+    assert "| 3 | 100,000 | 6,156 ± 738, below our interval | [begun]" in text
+    assert "| HalfCheetah-v4 | DDPG | 250,000 [" in text, "nothing is published"
+    assert text.endswith("\n\n- Begun")
+    further = begun("sac", 100_000, 300_000, study="further")
+    assert "| 3 | 300,000 | 8,593 ± 1,016, below our interval | [further]" in rendering.not_finished(
+        [sac, further, begun("sac", 100_000, 300_000, seeds=2)], ["- Begun"]
+    )
+    finished = made(range(3), study="finished")
+    assert "SAC" not in rendering.not_finished([sac, ddpg, finished], ["- Begun"])
+    assert rendering.not_finished([finished], ["- Begun"]) == "## Not finished\n\n- Begun"
+    assert rendering.not_finished([finished], []) == ""
+
+
 def test_a_published_mean_outside_the_interval_is_reported(tmp_path: Path) -> None:
-    text = rendering.section(made(range(4)))
+    text = study_page.section(made(range(4)))
     assert "\n\nThe published mean of SAC is above the interval of our IQM.\n" in text
     assert "\n\nHalfCheetah-v4, 100,000 steps: the published mean of SAC is above the interval" in text
     kept = made(range(4))
     for number, run in enumerate(kept["runs"].values()):
         run["judged"]["mean"] = 8_593.0 + number * (-1) ** number
-    assert "\n\nThe published mean" not in rendering.section(kept)
+    assert "\n\nThe published mean" not in study_page.section(kept)
 
 
 def test_description_and_seeds_are_those_of_the_current_file(tmp_path: Path) -> None:
     (tmp_path / "made.yaml").write_text("# Again\n# In other words.\nbase: sac/halfcheetah\nseeds: 0..11\n")
-    text = rendering.section(rendering.as_planned(made(range(10)), tmp_path / "made.yaml"))
+    text = study_page.section(rendering.as_planned(made(range(10)), tmp_path / "made.yaml"))
     assert "| SAC | 0–9 (10 of 12) |" in text
     assert text.startswith("# Again\n\nIn other words.\n")
     assert "10 of 12 runs are finished." in text
@@ -450,7 +479,7 @@ def test_methods_are_named_by_algorithm_and_equal_results_are_not_significant(tm
     one = made(range(10))
     others = {name.replace("0" * 8, "1" * 8): run | {"settings": 1} for name, run in one["runs"].items()}
     settings = [one["settings"][0] | {"algo_kwargs.tau": tau} for tau in (0.1, 0.2)]
-    text = rendering.section({**one, "runs": one["runs"] | others, "settings": settings})
+    text = study_page.section({**one, "runs": one["runs"] | others, "settings": settings})
     assert "| SAC (tau=0.1) | 0–9 |" in text
     assert "\n\nNo difference between two methods is significant.\n" in text
 
@@ -459,7 +488,7 @@ def test_a_method_that_ends_later_is_shown_where_another_ends(tmp_path: Path) ->
     long, brief = made(range(4)), made(range(4), algo="redq", step=200_000)
     brief["runs"] = {name: run | {"settings": 1} for name, run in brief["runs"].items()}
     both = {**long, "runs": long["runs"] | brief["runs"], "settings": [*long["settings"], *brief["settings"]]}
-    text = rendering.section(both)
+    text = study_page.section(both)
     assert "| HalfCheetah-v4 | 200,000 | SAC | 4 | 1,000 [1,000, 1,000] | 1,000 |" in text
     assert "| HalfCheetah-v4 | 200,000 | REDQ | 4 | 5,150 [" in text
 
@@ -469,7 +498,7 @@ def test_a_run_under_way_has_the_name_of_its_settings(tmp_path: Path) -> None:
     others = {name.replace("0" * 8, "1" * 8): run | {"settings": 1, "status": "interrupted"}
               for name, run in begun["runs"].items()}  # fmt: skip
     settings = [over["settings"][0] | {"algo_kwargs.tau": tau} for tau in (0.1, 0.2)]
-    text = rendering.section({**over, "runs": over["runs"] | others, "settings": settings})
+    text = study_page.section({**over, "runs": over["runs"] | others, "settings": settings})
     assert "| SAC (tau=0.2) | HalfCheetah-v4 | 0–3 |" in text.partition("## Not finished")[2]
 
 
@@ -549,7 +578,7 @@ def test_the_page_of_a_study_names_the_settings_of_peers(monkeypatch: pytest.Mon
     unfinished = made(range(4))
     for run in unfinished["runs"].values():
         run["status"] = "interrupted"
-    for page in (rendering.section(made(range(4))), rendering.section(unfinished)):
+    for page in (study_page.section(made(range(4))), study_page.section(unfinished)):
         assert told in page
         assert "| Stable-Baselines3 SAC, 9 episodes | 0 |" in page
         assert "Stable-Baselines3 TD3" not in page  # the study does not train it
@@ -575,7 +604,7 @@ def test_a_peer_learned_from_the_rows_of_the_files_or_of_the_run(
 def test_one_seed_has_no_interval_and_a_diverged_run_is_reported(tmp_path: Path) -> None:
     kept = made(range(1))
     next(iter(kept["runs"].values())).update(status="diverged", cause="the loss is not finite")
-    text = rendering.section(kept)
+    text = study_page.section(kept)
     assert "| SAC | 0 (1 of 10) | 300,000 | 5,000 | 5,000 |" in text
     assert "the loss is not finite (counted)" in text
 
@@ -619,7 +648,7 @@ def test_runs_that_were_cut_off_are_shown_as_such(tmp_path: Path) -> None:
         values = [1_000.0 + 100 * run["seed"], 9_000.0][: len(steps)]
         curve = {"steps": steps, "updates": steps, "seconds": steps, "values": values}
         run |= {"status": "interrupted", "step": reached, "curve": curve}
-    text = rendering.section(kept)
+    text = study_page.section(kept)
     assert "0 of 10 runs are finished." in text
     assert (
         "| SAC | HalfCheetah-v4 | 0–2 | 150,000 of 300,000 | 100,000 | 1,100 [1,000, 1,200] | 1,100 ± 100.0 |"
@@ -628,8 +657,8 @@ def test_runs_that_were_cut_off_are_shown_as_such(tmp_path: Path) -> None:
     assert list(tmp_path.glob("docs/pictures/*.svg"))
     assert "The last checkpoint" not in text
     both = {**kept, "runs": kept["runs"] | made(range(5, 8))["runs"]}
-    assert "## Not finished" in rendering.section(both)
-    assert "| SAC | 5–7 (3 of 10) |" in rendering.section(both)
+    assert "## Not finished" in study_page.section(both)
+    assert "| SAC | 5–7 (3 of 10) |" in study_page.section(both)
 
 
 def test_results_of_different_budgets_are_not_called_better(tmp_path: Path) -> None:
@@ -637,10 +666,10 @@ def test_results_of_different_budgets_are_not_called_better(tmp_path: Path) -> N
     for run in other["runs"].values():
         run["settings"], run["judged"]["mean"] = 1, run["judged"]["mean"] - 4000
     both = {**ours, "settings": [*ours["settings"], *other["settings"]], "runs": ours["runs"] | other["runs"]}
-    assert "etter" not in rendering.section(both)
+    assert "etter" not in study_page.section(both)
     for run in other["runs"].values():
         run["judged"]["step"] = 300_000
-    assert "excludes 0): SAC than TD3." in rendering.section(both)
+    assert "excludes 0): SAC than TD3." in study_page.section(both)
 
 
 def test_the_return_of_the_data_is_shown_with_the_results(tmp_path: Path) -> None:
@@ -658,9 +687,9 @@ def test_the_return_of_the_data_is_shown_with_the_results(tmp_path: Path) -> Non
     for run in kept["runs"].values():
         run |= {"env_id": "Pendulum-v1", "dataset": {"name": "some", "rows": 6, "fingerprint": "f"}}
     keeping.note_data(kept, tmp_path)
-    assert kept["data"] == {"some": {"episodes": 2, "mean": 7.5}}
+    assert kept["data"] == {"some": {"episodes": 2, "mean": 7.5, "std": pytest.approx(40.5**0.5)}}
     del kept["settings"][0]["algo_kwargs.buffer_capacity"]
-    assert "| *the data, 2 episodes* |  |  |  | 7.50 |" in rendering.section(kept)
+    assert "| *the data, 2 episodes* |  |  |  | 7.50 |" in study_page.section(kept)
 
 
 def test_final_evaluations_use_other_episodes_than_training() -> None:
@@ -718,7 +747,7 @@ def _sections(page: Path) -> dict[str, str]:
 def test_the_page_of_a_study_is_made_from_its_file() -> None:
     kept = keeping.load(rendering.KEPT / "dqn-lunarlander.json")
     assert kept is not None
-    page = rendering.section(rendering.as_planned(kept, STUDIES / "dqn-lunarlander.yaml"))
+    page = study_page.section(rendering.as_planned(kept, STUDIES / "dqn-lunarlander.yaml"))
     assert _sections(report.ROOT / "docs" / "results" / "dqn-lunarlander.md") == {"evidence-dqn-lunarlander": page}
 
 
@@ -738,8 +767,8 @@ def test_fine_tuning_has_the_return_before_the_lowest_after_and_the_last() -> No
     for shift, run in enumerate(kept["runs"].values()):
         values = [50.0, 90.0 + shift, 40.0 + shift, 80.0]
         run["curve"] = {name: [-5, 0, 5, 10] for name in ("steps", "updates", "seconds")} | {"values": values}
-    assert fine_tuning(rendering.summary_of(kept, judgements=False).groups) == []  # without data
+    assert fine_tuning(study_page.summary_of(kept, judgements=False).groups) == []  # without data
     for run in kept["runs"].values():
         run["dataset"] = {"name": "d", "rows": 9, "fingerprint": "f"}
-    (text,) = fine_tuning(rendering.summary_of(kept, judgements=False).groups)
+    (text,) = fine_tuning(study_page.summary_of(kept, judgements=False).groups)
     assert "| 0–1 | 90 ± 1 | 40 ± 1 | 80 ± 0 | 10 |" in text

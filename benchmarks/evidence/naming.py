@@ -19,6 +19,7 @@ _WORDS = {
     "reward_range_scaling=False": "raw rewards",
     "policy_distribution=tanh": "tanh",
     "policy_distribution=gaussian": "gaussian",
+    "learning_rate_schedule={'final_factor': 0.9, 'type': 'cosine'}": "lr falls to 90 %",
 }
 _KEYS = {"learning_rate": "lr", "learning_starts": "updates from"}
 

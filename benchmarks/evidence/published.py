@@ -19,6 +19,10 @@ class Published:
     source: str
     what: str = ""  # set if the result is not for the algorithm's usual settings
 
+    @property
+    def text(self) -> str:
+        return f"{self.mean:,.0f} ± {self.std:,.0f}"
+
 
 class _Curves(NamedTuple):
     """Mean and standard deviation by environment, at each of `STEPS`."""
