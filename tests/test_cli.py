@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import numpy as np
 import pytest
+import typer
 import yaml
 from typer.testing import CliRunner, Result
 
@@ -621,6 +622,24 @@ def test_data_go_round_through_every_format(tmp_path: Path, monkeypatch: pytest.
         assert table["episodes"].strip().startswith("2 ")
         assert table["return"] == tables[0]["return"]
     assert "250 transitions, 2 episodes" in succeed("dataset", "validate", "data.hdf5", "--env", "Pendulum-v1")
+
+
+def test_the_help_starts_with_the_commands_of_a_run() -> None:
+    listed = re.findall(r"^\W*([a-z][a-z-]+)  +[A-Z]", succeed("--help").partition("Commands")[2], re.M)
+    assert listed[:5] == ["train", "resume", "finetune", "evaluate", "predict"]
+    commands: Any = typer.main.get_command(cli.main)
+    assert sorted(listed) == sorted(commands.commands.keys() - {"eval"})
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("train",), "error: give --config, or --algo, --env and --steps; see "),
+        (("train", "--algo", "PPO"), "error: algo: unknown algorithm 'PPO'; it is not included, see docs/limits"),
+    ],
+)
+def test_a_usage_error_begins_with_the_remedy(words: tuple[str, ...], message: str) -> None:
+    assert run(*words).stderr.startswith(message)
 
 
 @pytest.mark.parametrize("words", [(), ("train",), ("dataset", "collect")])

@@ -195,7 +195,7 @@ def test_loading_something_that_is_not_a_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="neither a checkpoint nor a run folder"):
         SAC.load(tmp_path)
     result = train(tiny("td3", tmp_path, total_timesteps=25, eval_episodes=0))
-    with pytest.raises(ConfigError, match="SAC cannot run a config for 'td3'"):
+    with pytest.raises(ConfigError, match=r"SAC cannot run a config for 'td3'; .*rl_training\.load\(path\)"):
         SAC.load(result.checkpoint_path)
     bad = np.zeros(5)
     with pytest.raises(ConfigError, match=r"obs must have shape \[3\]"):
@@ -567,6 +567,12 @@ def test_errors_for_unsupported_settings_name_a_remedy(name: str, value: Any, me
 def test_a_setting_of_another_library_that_the_algorithm_lacks_is_named() -> None:
     with pytest.raises(ConfigError, match=r"; here it is 'num_critics', which is not one of these settings$"):
         MANAGED["iql"]("Pendulum-v1", n_critics=3)
+
+
+def test_the_learning_rate_of_an_actor_is_named_for_algorithms_with_one_rate() -> None:
+    for algo, here in (("sac", "learning_rate"), ("cql", "actor_learning_rate")):
+        with pytest.raises(ConfigError, match=f"unknown setting 'policy_lr'; here it is '{here}'$"):
+            MANAGED[algo]("Pendulum-v1", policy_lr=1e-3)
 
 
 def test_every_setting_named_for_another_library_exists() -> None:

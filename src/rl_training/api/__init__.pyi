@@ -231,7 +231,7 @@ class _EnsembleKeys(TypedDict, total=False):
 
 class _CQLKeys(TypedDict, total=False):
     actor_learning_rate: float
-    """learning rate of the actor; null means `learning_rate`; > 0; default 0.0001"""
+    """learning rate of the actor; > 0; default 0.0001"""
     cql_alpha: float
     """weight of the conservative penalty; ≥ 0; default 5.0"""
     n_actions: int | float
