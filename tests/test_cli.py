@@ -604,6 +604,8 @@ def test_configs_lists_and_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("rl_training.experiment.config.CONFIGS", tmp_path / "assets" / "configs")
     assert succeed("configs").splitlines()[1].split() == ["sac/tiny", "Pendulum-v1", "120"]
     assert succeed("configs", "sac/tiny") == TINY
+    assert succeed("configs", "sac") == succeed("configs")
+    fails(run("configs", "td3"), 2, "td3: no such file and no packaged config")
 
 
 def test_data_go_round_through_every_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -342,15 +342,18 @@ def algos(as_json: AsJson = False) -> None:
 
 @main.command()
 def configs(
-    name: Annotated[str | None, typer.Argument(metavar="ALGO/NAME", help="The configuration to print.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="ALGO[/NAME]", help="The algorithm, or the configuration to print.")
+    ] = None,
 ) -> None:
-    """List the packaged configurations, or print one."""
+    """List the packaged configurations, all or of one algorithm, or print one."""
     from rl_training.experiment.config import load_config, packaged_configs
 
-    if name is not None:
+    listed = [one for one in packaged_configs() if name is None or one.startswith(f"{name}/")]
+    if name is not None and not listed:
         print(_loaded(name).text, end="")
         return
-    loaded = [(packaged, load_config(packaged).config) for packaged in packaged_configs()]
+    loaded = [(packaged, load_config(packaged).config) for packaged in listed]
     rows = [(packaged, config.env_id or "none", f"{config.total_timesteps:,}") for packaged, config in loaded]
     show_table(rows, header=("name", "environment", "total_timesteps"))
 
