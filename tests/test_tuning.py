@@ -124,7 +124,7 @@ def test_a_trial_for_which_the_disk_had_no_room_is_not_an_outcome(
     monkeypatch.setattr(fleet, "training", training)
     for seed in (1, 101):  # in a trial, and in the confirmation
         no_room.add(seed)
-        with pytest.raises(DiskFullError, match=r"__s1\d*: free some .* resume; then the same command goes on$"):
+        with pytest.raises(DiskFullError, match=r"__s1\d*: free some .* resume; then the same command continues$"):
             tuning_in(tmp_path).run()
         no_room.clear()
     assert tuning_in(tmp_path).run() == done[1]
@@ -405,7 +405,7 @@ def test_a_disk_that_fails_is_one_line(
 
     with monkeypatch.context() as full:
         full.setattr(files, "failpoint", fail)
-        with pytest.raises(ConfigError, match="the tuning cannot go on: No space left on device"):
+        with pytest.raises(ConfigError, match="the tuning cannot continue: No space left on device"):
             instantly(tmp_path).run()
     assert instantly(tmp_path).run().base.value is not None
 
