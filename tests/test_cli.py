@@ -633,6 +633,14 @@ def test_the_help_starts_with_the_commands_of_a_run() -> None:
     assert sorted(listed) == sorted(commands.commands.keys() - {"eval"})
 
 
+def test_the_help_describes_every_argument_and_option() -> None:
+    def undescribed(command: Any) -> list[str]:
+        found = [f"{command.name} {one.name}" for one in command.params if not one.hidden and not one.help]
+        return sum(map(undescribed, getattr(command, "commands", {}).values()), found)
+
+    assert undescribed(typer.main.get_command(cli.main)) == []
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
