@@ -363,7 +363,7 @@ def test_what_has_changed_is_refused(tmp_path: Path, instant: list[tuple[float, 
         ({"seeds": [0, 1, 2]}, r"seeds has changed since this tuning began \(\[0, 1\] -> \[0, 1, 2\]\)"),
         ({"metric": "eval_return_best"}, "metric has changed .*eval_return_mean -> eval_return_best"),
         ({"sampler_seed": 1}, r"sampler has changed since this tuning began \(seed 0 -> 1\)"),
-        ({"trials": 2}, "trials: 2, but 3 were asked for already; a tuning only grows"),
+        ({"trials": 2}, "trials: 2, but 3 were planned already; a tuning only grows"),
         ({"confirm": {"seeds": [101, 102]}}, r"confirm\.seeds: 100 was used already and is missing now"),
         ({"set": {"target_update_interval": 7}}, "target_update_interval .* -> 7"),
     ):

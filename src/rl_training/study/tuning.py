@@ -147,7 +147,7 @@ class Tuning:
                 )
         if self._file.trials < len(old.trials):
             raise ConfigError.of(
-                "trials", f"{self._file.trials}, but {len(old.trials)} were asked for already; a tuning only grows"
+                "trials", f"{self._file.trials}, but {len(old.trials)} were planned already; a tuning only grows"
             )
         gone = [seed for seed in old.confirm_seeds if seed not in self._file.fresh_seeds]
         if self._file.confirm is not None and gone:
