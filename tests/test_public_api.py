@@ -468,6 +468,8 @@ def test_help_lists_every_setting(algo: str) -> None:
     assert parameters["eval_interval"].annotation == int | None
     text = pydoc.render_doc(managed, renderer=pydoc.plaintext)
     assert "Annotated" not in text
+    assert "Schedule(" not in text
+    assert "see below" not in text
     assert all(f"{key} = " in text for key in settable)
     assert TrainConfig.model_fields["seed"].description in text
 
