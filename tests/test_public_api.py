@@ -554,6 +554,8 @@ def test_errors_for_settings_of_other_libraries_name_the_setting_here(managed: A
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
+        ("dataset", "log.npz", r"unknown setting 'dataset'; use --dataset or learn\(dataset=…\)$"),
+        ("callbacks", [], r"unknown setting 'callbacks'; use learn\(callbacks=…\)$"),
         ("verbose", 1, r"unknown setting 'verbose'; use learn\(progress_bar=…\) or rl-training --quiet$"),
         ("policy", "MlpPolicy", "unknown setting 'policy'; leave it out: hidden_sizes and network set"),
         ("use_sde", True, "unknown setting 'use_sde'; state-dependent exploration is not included$"),
@@ -605,6 +607,12 @@ def test_errors_for_habits_of_stable_baselines3_are_one_line() -> None:
         with pytest.raises(AttributeError, match=rf"^SAC has no attribute '{name}'; {hint}"):
             getattr(model, name)
     assert not hasattr(model, "anything")
+    with pytest.raises(
+        TypeError, match=r"^learn\(\) has no argument 'eval_interval'; it is a setting of the class; "
+    ):
+        model.learn(10, eval_interval=5)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"^load\(\) has no argument 'device'; .* RUN --set changes that of a run$"):
+        SAC.load("runs/RUN", device="cpu")  # type: ignore[call-arg]
 
 
 def test_a_saved_copy_is_loaded_evaluated_and_resumed(tmp_path: Path) -> None:

@@ -121,6 +121,8 @@ _OTHER_LIBRARIES = {
     "n_steps": "n_step",
     "n_envs": "num_envs",
     "n_critics": "num_critics",
+    "dataset": "use --dataset or learn(dataset=…)",
+    **dict.fromkeys(("callback", "callbacks"), "use learn(callbacks=…)"),
     "target_network_frequency": "target_update_interval",
     "start_e": "exploration_initial_eps",
     "end_e": "exploration_final_eps",

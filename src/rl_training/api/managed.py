@@ -293,6 +293,7 @@ class ManagedAlgorithm(TrainedModel, Generic[Seeds]):
         return copy_checkpoint(self._checkpoint("save"), Path(path).expanduser())
 
     @classmethod
+    @with_argument_hints
     def load(
         cls,
         path: str | Path,
