@@ -41,8 +41,8 @@ def minari_folder(dataset_id: str) -> Path:
             )
         if dataset_id and Path(dataset_id).is_dir():
             raise DatasetError(
-                f"{dataset_id}: a folder, not a data set; `rl-training dataset from-run RUN -o FILE` writes the data of "
-                "a run"
+                f"{dataset_id}: a folder, not a data set; "
+                "`rl-training dataset from-run RUN -o FILE` writes that of a run"
             )
         raise DatasetError(
             f"{dataset_id!r} is not a Minari id; expected 'namespace/name-v0', for example 'D4RL/pen/human-v2', or "
