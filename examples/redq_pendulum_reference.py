@@ -109,7 +109,7 @@ def evaluate(learner: REDQ, episodes: int, seed: int = 10_000) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="REDQ on Pendulum-v1 with a loop of its own.")
+    parser = argparse.ArgumentParser(description="REDQ on Pendulum-v1 with its own loop.")
     parser.add_argument("--steps", type=int, default=6_000, help="environment steps (default: 6000)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--eval-episodes", type=int, default=10)

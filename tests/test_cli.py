@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import numpy as np
 import pytest
+import typer
 import yaml
 from typer.testing import CliRunner, Result
 
@@ -603,6 +604,8 @@ def test_configs_lists_and_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("rl_training.experiment.config.CONFIGS", tmp_path / "assets" / "configs")
     assert succeed("configs").splitlines()[1].split() == ["sac/tiny", "Pendulum-v1", "120"]
     assert succeed("configs", "sac/tiny") == TINY
+    assert succeed("configs", "sac") == succeed("configs")
+    fails(run("configs", "td3"), 2, "td3: no such file and no packaged config")
 
 
 def test_data_go_round_through_every_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -621,6 +624,32 @@ def test_data_go_round_through_every_format(tmp_path: Path, monkeypatch: pytest.
         assert table["episodes"].strip().startswith("2 ")
         assert table["return"] == tables[0]["return"]
     assert "250 transitions, 2 episodes" in succeed("dataset", "validate", "data.hdf5", "--env", "Pendulum-v1")
+
+
+def test_the_help_starts_with_the_commands_of_a_run() -> None:
+    listed = re.findall(r"^\W*([a-z][a-z-]+)  +[A-Z]", succeed("--help").partition("Commands")[2], re.M)
+    assert listed[:5] == ["train", "resume", "finetune", "evaluate", "predict"]
+    commands: Any = typer.main.get_command(cli.main)
+    assert sorted(listed) == sorted(commands.commands.keys() - {"eval"})
+
+
+def test_the_help_describes_every_argument_and_option() -> None:
+    def undescribed(command: Any) -> list[str]:
+        found = [f"{command.name} {one.name}" for one in command.params if not one.hidden and not one.help]
+        return sum(map(undescribed, getattr(command, "commands", {}).values()), found)
+
+    assert undescribed(typer.main.get_command(cli.main)) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("train",), "error: give --config, or --algo, --env and --steps; see "),
+        (("train", "--algo", "PPO"), "error: algo: unknown algorithm 'PPO'; it is not included, see docs/limits"),
+    ],
+)
+def test_a_usage_error_begins_with_the_remedy(words: tuple[str, ...], message: str) -> None:
+    assert run(*words).stderr.startswith(message)
 
 
 @pytest.mark.parametrize("words", [(), ("train",), ("dataset", "collect")])

@@ -597,6 +597,9 @@ def test_a_file_of_another_kind_is_not_taken_for_an_id(tmp_path, monkeypatch):
     assert "from_arrays" in str(caught.value)
     with pytest.raises(DatasetError, match="is not a Minari id"):
         read_columns("absent.csv")
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(DatasetError, match=r"^runs: a folder, not a data set; `rl-training dataset from-run RUN"):
+        read_columns("runs")
 
 
 def test_an_environment_named_in_the_metadata_is_never_made(minari_root):

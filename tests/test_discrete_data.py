@@ -163,7 +163,7 @@ def test_parts_that_count_differently_are_not_mixed(tmp_path: Path) -> None:
 
 WRONG: dict[str, tuple[Any, dict[str, Any], str]] = {
     "floats": (NUMBERS + 0.5, {"num_actions": 3}, "row 0: 0.5 is not an integer action index"),
-    "floats of which nothing is told": (NUMBERS + 0.5, {}, "but nothing tells their number"),
+    "floats, and no number": (NUMBERS + 0.5, {}, "but their number is unknown"),
     "whole floats of which nothing is told": (NUMBERS.astype(float), {}, "give num_actions, or the environment"),
     "not finite": (np.where(NUMBERS == 1, np.nan, NUMBERS), {"num_actions": 3}, "row 1: nan is not a finite"),
     "too large": (NUMBERS, {"num_actions": 2}, "row 2: 2 is outside 0..1"),
@@ -229,7 +229,7 @@ def test_the_same_rows_in_every_format(kind: Any, dtype: Any, tmp_path: Path) ->
 def test_a_counted_number_of_actions_is_never_written(tmp_path: Path) -> None:
     """A counted number is a guess, which readers of the file would take as given."""
     source = save_npz(tmp_path / "data.npz", columns())
-    with pytest.raises(DatasetError, match="nothing tells their number"):
+    with pytest.raises(DatasetError, match="their number is unknown"):
         convert_dataset(source, "minari", "logs/guess-v0")
     with read_columns(convert_dataset(source, "hdf5", tmp_path / "copy.hdf5")) as raw:
         assert raw.num_actions == 0

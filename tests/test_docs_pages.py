@@ -208,7 +208,9 @@ def hints_for(name: str, algo: type[rl_training.ManagedAlgorithm]) -> list[str] 
     return found
 
 
-@pytest.mark.parametrize(("library", "default"), [("Stable-Baselines3", "SAC"), ("d3rlpy", "CQL"), ("CORL", "CQL")])
+@pytest.mark.parametrize(
+    ("library", "default"), [("Stable-Baselines3", "SAC"), ("CleanRL", "SAC"), ("d3rlpy", "CQL"), ("CORL", "CQL")]
+)
 def test_the_error_for_a_name_of_another_library_names_its_counterpart(library: str, default: str) -> None:
     page = (DOCS / "guides" / "migrating.md").read_text(encoding="utf-8")
     functions = {"evaluate_policy", "get_d4rl", "get_minari", "load_learnable"}  # of modules there, not of classes

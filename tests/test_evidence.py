@@ -115,7 +115,7 @@ def test_a_study_continues_and_is_evaluated_packed_and_rendered(
     with monkeypatch.context() as early:
         early.setattr(working.threading, "Timer", AtFirstCheckpoint)
         assert work(study, "--minutes", 9, "--output-dir", out, "--commit", "abc") == 0
-    assert "swing: 2 waiting; the time is over, the same command goes on" in capsys.readouterr().out
+    assert "swing: 2 waiting; the time is over, the same command continues" in capsys.readouterr().out
     assert not any("judged" in run for run in json.loads((out / "swing.json").read_text())["runs"].values())
     first.mkdir()
     (out / "swing.zip").rename(first / "swing.zip")

@@ -390,7 +390,7 @@ def test_invalid_probabilities_are_refused(home: Path, tmp_path: Path, bad: floa
     logs = discrete_logs(tmp_path / "logs.npz", spoil)
     line = refused(command("ope", next((home / "dqn").iterdir()), "--dataset", logs, "--method", "wis"), 3)
     assert "column 'action_probs', row 7" in line
-    assert "is no probability" in line
+    assert "is not the probability" in line
 
 
 def test_data_without_probabilities_are_refused(home: Path, tmp_path: Path) -> None:

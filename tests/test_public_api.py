@@ -195,7 +195,7 @@ def test_loading_something_that_is_not_a_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="neither a checkpoint nor a run folder"):
         SAC.load(tmp_path)
     result = train(tiny("td3", tmp_path, total_timesteps=25, eval_episodes=0))
-    with pytest.raises(ConfigError, match="SAC cannot run a config for 'td3'"):
+    with pytest.raises(ConfigError, match=r"SAC cannot run a config for 'td3'; .*rl_training\.load\(path\)"):
         SAC.load(result.checkpoint_path)
     bad = np.zeros(5)
     with pytest.raises(ConfigError, match=r"obs must have shape \[3\]"):
@@ -468,6 +468,8 @@ def test_help_lists_every_setting(algo: str) -> None:
     assert parameters["eval_interval"].annotation == int | None
     text = pydoc.render_doc(managed, renderer=pydoc.plaintext)
     assert "Annotated" not in text
+    assert "Schedule(" not in text
+    assert "see below" not in text
     assert all(f"{key} = " in text for key in settable)
     assert TrainConfig.model_fields["seed"].description in text
 
@@ -552,6 +554,8 @@ def test_errors_for_settings_of_other_libraries_name_the_setting_here(managed: A
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
+        ("dataset", "log.npz", r"unknown setting 'dataset'; use --dataset or learn\(dataset=…\)$"),
+        ("callbacks", [], r"unknown setting 'callbacks'; use learn\(callbacks=…\)$"),
         ("verbose", 1, r"unknown setting 'verbose'; use learn\(progress_bar=…\) or rl-training --quiet$"),
         ("policy", "MlpPolicy", "unknown setting 'policy'; leave it out: hidden_sizes and network set"),
         ("use_sde", True, "unknown setting 'use_sde'; state-dependent exploration is not included$"),
@@ -567,6 +571,12 @@ def test_errors_for_unsupported_settings_name_a_remedy(name: str, value: Any, me
 def test_a_setting_of_another_library_that_the_algorithm_lacks_is_named() -> None:
     with pytest.raises(ConfigError, match=r"; here it is 'num_critics', which is not one of these settings$"):
         MANAGED["iql"]("Pendulum-v1", n_critics=3)
+
+
+def test_the_learning_rate_of_an_actor_is_named_for_algorithms_with_one_rate() -> None:
+    for algo, here in (("sac", "learning_rate"), ("cql", "actor_learning_rate")):
+        with pytest.raises(ConfigError, match=f"unknown setting 'policy_lr'; here it is '{here}'$"):
+            MANAGED[algo]("Pendulum-v1", policy_lr=1e-3)
 
 
 def test_every_setting_named_for_another_library_exists() -> None:
@@ -597,6 +607,12 @@ def test_errors_for_habits_of_stable_baselines3_are_one_line() -> None:
         with pytest.raises(AttributeError, match=rf"^SAC has no attribute '{name}'; {hint}"):
             getattr(model, name)
     assert not hasattr(model, "anything")
+    with pytest.raises(
+        TypeError, match=r"^learn\(\) has no argument 'eval_interval'; it is a setting of the class; "
+    ):
+        model.learn(10, eval_interval=5)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"^load\(\) has no argument 'device'; .* RUN --set changes that of a run$"):
+        SAC.load("runs/RUN", device="cpu")  # type: ignore[call-arg]
 
 
 def test_a_saved_copy_is_loaded_evaluated_and_resumed(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_a_signal_to_the_sweep_stops_its_workers_who_save(cluster: Nodes, tmp_pa
     workers = owners(folder)
     sweep.send_signal(signal.SIGINT)
     assert sweep.wait(120) == 130, (tmp_path / "output").read_text()
-    assert "the same command goes on" in (tmp_path / "output").read_text()
+    assert "the same command continues" in (tmp_path / "output").read_text()
     assert not any(is_there(pid) for pid in workers)
     assert owners(folder) == set()
     assert Study(folder).run(ray=cluster.address).counts["done"] == 2

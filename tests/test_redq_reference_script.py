@@ -1,4 +1,4 @@
-"""examples/redq_pendulum_reference.py: a loop of its own around the package's REDQ."""
+"""examples/redq_pendulum_reference.py: its own loop around the package's REDQ."""
 
 from __future__ import annotations
 

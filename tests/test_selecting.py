@@ -292,6 +292,15 @@ def test_equal_returns_do_not_leave_all_episodes_to_one_candidate(monkeypatch: p
     assert {one.name: one.episodes for one in made.by_episodes(10).candidates} == {"0": 3, "1": 3, "2": 2, "3": 2}
 
 
+def test_the_candidate_that_episodes_select_is_listed_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are played twice. The selected one has the larger mean, the other one the larger lower bound."""
+    returns = {"0": [3.0, 1.0], "1": [1.9, 1.9]}
+    monkeypatch.setattr(choosing, "_play", lambda candidate, number, sampled: returns[candidate.name][number])
+    found = chooser({name: constant(0.0) for name in returns}, logged(), updates=10).by_episodes(4)
+    assert [(one.name, one.episodes) for one in found.candidates] == [("0", 2), ("1", 2)]
+    assert found.trial == found.ranking[0][0] == "0"
+
+
 def test_a_warning_if_several_candidates_were_played_most() -> None:
     said: list[str] = []
     for played in ([2, 2, 2, 1], [3, 2, 1, 1], [0, 0]):

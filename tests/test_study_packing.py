@@ -165,7 +165,7 @@ def overstated(file: Path) -> None:
         (added("runs/a/metrics.csv", mode=stat.S_IFLNK | 0o777), "is not a plain file"),
         (added("runs/a/metrics.csv", mode=stat.S_IFCHR | 0o666), "is not a plain file"),
         (added("runs/a/metrics.csv", mode=stat.S_IFIFO | 0o666), "is not a plain file"),
-        (added("plan.json"), "'plan.json' is in it twice"),
+        (added("plan.json"), "it contains 'plan.json' twice"),
         (shortened, "not a packed study, or damaged"),
         (flipped, "not a packed study, or damaged|not of the size"),
         (understated, "not of the size it declares|damaged"),

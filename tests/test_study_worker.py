@@ -429,7 +429,7 @@ def test_failures_of_every_trial_are_kept_while_the_study_is_the_same(tmp_path: 
 def test_a_disk_that_cannot_be_written_to_is_one_line(tmp_path: Path) -> None:
     folder = planned(tmp_path)
     (folder / "claims").touch()
-    with pytest.raises(ConfigError, match="the study cannot go on: Not a directory"):
+    with pytest.raises(ConfigError, match="the study cannot continue: Not a directory"):
         work(folder)
 
 

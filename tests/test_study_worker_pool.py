@@ -73,7 +73,7 @@ def test_a_signal_to_the_sweep_stops_its_workers_who_save(
     assert len(workers) == 2
     sweep.send(signal.SIGINT)
     assert sweep.wait() == 130, sweep.text()
-    assert "\ninterrupted; the same command goes on" in sweep.text()
+    assert "\ninterrupted; the same command continues" in sweep.text()
     assert not any(is_there(pid) for pid in workers)
     assert owners(folder) == set()
     assert Study(folder).run().counts["done"] == 2
@@ -120,7 +120,7 @@ def test_a_signal_during_the_start_of_a_worker_stops_it(tmp_path: Path, monkeypa
         return process
 
     monkeypatch.setattr(worker_pool, "start_worker", interrupted)
-    with pytest.raises(TrainingInterrupted, match="the same command goes on"):
+    with pytest.raises(TrainingInterrupted, match="the same command continues"):
         LocalPool(study.folder, study.plan(), 1).run(lambda: None)
     assert study.status().counts["waiting"] == 1
 

@@ -124,7 +124,7 @@ def test_a_trial_for_which_the_disk_had_no_room_is_not_an_outcome(
     monkeypatch.setattr(fleet, "training", training)
     for seed in (1, 101):  # in a trial, and in the confirmation
         no_room.add(seed)
-        with pytest.raises(DiskFullError, match=r"__s1\d*: free some .* resume; then the same command goes on$"):
+        with pytest.raises(DiskFullError, match=r"__s1\d*: free some .* resume; then the same command continues$"):
             tuning_in(tmp_path).run()
         no_room.clear()
     assert tuning_in(tmp_path).run() == done[1]
@@ -363,7 +363,7 @@ def test_what_has_changed_is_refused(tmp_path: Path, instant: list[tuple[float, 
         ({"seeds": [0, 1, 2]}, r"seeds has changed since this tuning began \(\[0, 1\] -> \[0, 1, 2\]\)"),
         ({"metric": "eval_return_best"}, "metric has changed .*eval_return_mean -> eval_return_best"),
         ({"sampler_seed": 1}, r"sampler has changed since this tuning began \(seed 0 -> 1\)"),
-        ({"trials": 2}, "trials: 2, but 3 were asked for already; a tuning only grows"),
+        ({"trials": 2}, "trials: 2, but 3 were planned already; a tuning only grows"),
         ({"confirm": {"seeds": [101, 102]}}, r"confirm\.seeds: 100 was used already and is missing now"),
         ({"set": {"target_update_interval": 7}}, "target_update_interval .* -> 7"),
     ):
@@ -405,7 +405,7 @@ def test_a_disk_that_fails_is_one_line(
 
     with monkeypatch.context() as full:
         full.setattr(files, "failpoint", fail)
-        with pytest.raises(ConfigError, match="the tuning cannot go on: No space left on device"):
+        with pytest.raises(ConfigError, match="the tuning cannot continue: No space left on device"):
             instantly(tmp_path).run()
     assert instantly(tmp_path).run().base.value is not None
 

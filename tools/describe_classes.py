@@ -120,8 +120,7 @@ def parameters(name: str) -> Mapping[str, inspect.Parameter]:
 
 def value_of(name: str, key: str) -> str:
     """The default of a setting of a class, as Python writes it."""
-    value = parameters(name)[key].default
-    return repr(value.type if isinstance(value, Schedule) else value)
+    return repr(parameters(name)[key].default)
 
 
 def defaults(key: str, names: Iterable[str]) -> dict[str, list[str]]:

@@ -107,7 +107,7 @@ def _worked(study: Study, seconds: float | None, commit: str, order: Order) -> S
             _stamp(study.folder, plan, commit, before=before)
     status = study.status()
     counts = ", ".join(f"{count} {state}" for state, count in status.counts.items() if count)
-    ended = "; the time is over, the same command goes on" if stopped.is_set() else ""
+    ended = "; the time is over, the same command continues" if stopped.is_set() else ""
     print(f"{status.name}: {counts}{ended}", flush=True)
     return status
 
@@ -290,7 +290,7 @@ def stop_after(seconds: float | None) -> Iterator[threading.Event]:
     def outside(signum: int, frame: FrameType | None) -> None:
         # Training has just ended; while it runs it installs its own handlers.
         if not over.is_set():
-            raise TrainingInterrupted("asked to stop; the same command goes on", signum)
+            raise TrainingInterrupted("asked to stop; the same command continues", signum)
 
     timer = threading.Timer(seconds, stop)
     timer.daemon = True

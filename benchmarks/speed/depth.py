@@ -369,7 +369,10 @@ def _floor_text(entries: list[Entry]) -> str:
 
 
 def _profile_text(entries: list[Entry]) -> str:
-    lines = ["## Profile\n\nMeasured by `python -m benchmarks.speed.updates --profile`.\n"]
+    lines = [
+        "## Profile\n\nMeasured by `python -m benchmarks.speed.updates --profile`; the six kernels "
+        "with most time.\n"
+    ]
     for e in entries:
         count, busy = (sum(float(row[i]) for row in e["kernels"]) for i in (1, 2))
         who = str(e.get("peer", e["mode"])).replace(":", " ")
@@ -378,6 +381,6 @@ def _profile_text(entries: list[Entry]) -> str:
             f"{busy:.0f} µs in them (parallel branches overlap). {e.get('note', '')}".rstrip()
             + "\n"
         )
-        rows = [[f"`{str(name)[:80]}`", f"{n:.1f}", f"{spent:.1f}"] for name, n, spent in e["kernels"][:12]]
+        rows = [[f"`{str(name)[:80]}`", f"{n:.1f}", f"{spent:.1f}"] for name, n, spent in e["kernels"][:6]]
         lines.append(table(["kernel", "per update", "µs"], rows) + "\n")
-    return "\n".join(lines)
+    return "\n".join(lines).rstrip("\n")

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from benchmarks import report
@@ -52,9 +53,11 @@ def _with_peers(head: list[str], rows: Iterable[tuple[list[str], Peers]]) -> str
 
 
 def _machines(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
-    """The entries by machine, machines with a GPU first."""
+    """The entries by machine: machines with a GPU first, and of these the one with most entries."""
     found: dict[str, list[Entry]] = {}
-    for entry in sorted(entries, key=lambda one: (one["device"] == "cpu", one["machine"])):
+    entries = list(entries)
+    count = Counter(entry["machine"] for entry in entries)
+    for entry in sorted(entries, key=lambda one: (one["device"] == "cpu", -count[one["machine"]], one["machine"])):
         found.setdefault(entry["machine"], []).append(entry)
     return found
 

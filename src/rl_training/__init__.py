@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from importlib import import_module
 
 from rl_training import api
+from rl_training.errors import missing_algorithm
 from rl_training.lazy import lazy
 from rl_training.version import __version__ as __version__
 
@@ -56,5 +57,4 @@ def __getattr__(name):
     except ModuleNotFoundError as error:
         if error.name != f"{__name__}.{name}":
             raise
-    hint = "; it is not included, see docs/limits.md" if name in ("PPO", "A2C", "TRPO", "HerReplayBuffer") else ""
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{missing_algorithm(name)}")

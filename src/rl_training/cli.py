@@ -21,10 +21,12 @@ from rl_training.console.fine_tuning import finetune
 from rl_training.console.listing import runs
 from rl_training.console.ope import ope, select
 from rl_training.console.options import (
+    POLICY,
     AllowImport,
     AsJson,
     OutputDir,
     Overrides,
+    Policy,
     RunDevice,
     Seeds,
     number,
@@ -106,12 +108,14 @@ def train(
     dataset: Annotated[
         str | None, typer.Option(metavar="FILE|ID", help="Data: an .npz or .hdf5 file, or a Minari id.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0)] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="By default that of the config, or 0.")] = None,
     seeds: Seeds = None,
     device: RunDevice = None,
     output_dir: OutputDir = None,
     overrides: Overrides = None,
-    init_from: Annotated[str | None, typer.Option(metavar="CHECKPOINT", help="Start from these networks.")] = None,
+    init_from: Annotated[
+        str | None, typer.Option(metavar="CHECKPOINT", help="Start from the networks of this run.")
+    ] = None,
     allow_import: AllowImport = False,
 ) -> None:
     """Train in a new run folder, from --config, or from --algo, --env and --steps, which override a config."""
@@ -176,7 +180,9 @@ def _explained(loaded: LoadedConfig) -> Iterator[None]:
 
 @main.command()
 def resume(
-    path: Annotated[Path, typer.Argument(metavar="RUN_DIR|CHECKPOINT")],
+    path: Annotated[
+        Path, typer.Argument(metavar="RUN_DIR|CHECKPOINT", help="A run folder, or one of its checkpoints.")
+    ],
     overrides: Overrides = None,
     device: RunDevice = None,
     alone: Annotated[bool, typer.Option("--alone", help="Resume this member without its population.")] = False,
@@ -196,9 +202,11 @@ def resume(
 
 
 def evaluate(
-    path: Annotated[Path | None, typer.Argument(metavar="CHECKPOINT|RUN_DIR")] = None,
+    path: Policy = None,
     checkpoint: Annotated[Path | None, typer.Option(help="The same as the argument.")] = None,
-    episodes: Annotated[int | None, typer.Option(min=1)] = None,
+    episodes: Annotated[
+        int | None, typer.Option(min=1, help="Number of episodes; by default the run's eval_episodes.")
+    ] = None,
     stochastic: Stochastic = False,
     overrides: Overrides = None,
     as_json: AsJson = False,
@@ -227,9 +235,9 @@ main.command("eval", hidden=True)(evaluate)
 @main.command()
 @ended_by_signals()
 def record(
-    run: Annotated[Path, typer.Argument(metavar="CHECKPOINT|RUN_DIR")],
+    run: Annotated[Path, typer.Argument(metavar="CHECKPOINT|RUN_DIR", help=POLICY)],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="A new .mp4 or .gif file.")],
-    episodes: Annotated[int, typer.Option(min=1)] = 1,
+    episodes: Annotated[int, typer.Option(min=1, help="Number of episodes.")] = 1,
     seed: Annotated[int | None, typer.Option(min=0, help="Episode seed; by default that of evaluations.")] = None,
     fps: Annotated[
         float | None, typer.Option(help="Frames per second; by default those of the environment.")
@@ -264,7 +272,7 @@ def record(
 @ended_by_signals()
 def export(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="A new .onnx or .npz file.")],
-    path: Annotated[Path | None, typer.Argument(metavar="CHECKPOINT|RUN_DIR")] = None,
+    path: Policy = None,
     checkpoint: Annotated[Path | None, typer.Option(help="The same as the argument.")] = None,
     stochastic: Annotated[
         bool, typer.Option("--stochastic", help="Sample actions from a second input, noise.")
@@ -288,7 +296,7 @@ def predict(
         str,
         typer.Option("--obs", help='"1.0,0.0,0.1", JSON (one, a batch, or {"key": …}), @file.json or @file.npy.'),
     ],
-    path: Annotated[Path | None, typer.Argument(metavar="CHECKPOINT|RUN_DIR")] = None,
+    path: Policy = None,
     checkpoint: Annotated[Path | None, typer.Option(help="The same as the argument.")] = None,
     stochastic: Stochastic = False,
     allow_import: AllowImport = False,
@@ -342,15 +350,18 @@ def algos(as_json: AsJson = False) -> None:
 
 @main.command()
 def configs(
-    name: Annotated[str | None, typer.Argument(metavar="ALGO/NAME", help="The configuration to print.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="ALGO[/NAME]", help="The algorithm, or the configuration to print.")
+    ] = None,
 ) -> None:
-    """List the packaged configurations, or print one."""
+    """List the packaged configurations, all or of one algorithm, or print one."""
     from rl_training.experiment.config import load_config, packaged_configs
 
-    if name is not None:
+    listed = [one for one in packaged_configs() if name is None or one.startswith(f"{name}/")]
+    if name is not None and not listed:
         print(_loaded(name).text, end="")
         return
-    loaded = [(packaged, load_config(packaged).config) for packaged in packaged_configs()]
+    loaded = [(packaged, load_config(packaged).config) for packaged in listed]
     rows = [(packaged, config.env_id or "none", f"{config.total_timesteps:,}") for packaged, config in loaded]
     show_table(rows, header=("name", "environment", "total_timesteps"))
 

@@ -97,8 +97,8 @@ class MissingDependencyError(ConfigError):
     """A feature needs an optional package; the message contains the install command."""
 
 
-# Names of settings in Stable-Baselines3, d3rlpy and CORL, and keys of studies and tunings, with the names here or,
-# if there is none, a remedy.
+# Names of settings in Stable-Baselines3, CleanRL, d3rlpy and CORL, and keys of studies and tunings, with the names
+# here or, if there is none, a remedy.
 _OTHER_LIBRARIES = {
     **dict.fromkeys(("net_arch", "hidden_dim", "actor_encoder_factory", "critic_encoder_factory"), "hidden_sizes"),
     **dict.fromkeys(("policy_kwargs", "features_extractor_class"), "hidden_sizes"),
@@ -106,10 +106,11 @@ _OTHER_LIBRARIES = {
     **dict.fromkeys(("eval_freq", "eval_frequency", "eval_every"), "eval_interval"),
     **dict.fromkeys(("n_episodes", "n_eval_episodes", "n_test_episodes"), "eval_episodes"),
     **dict.fromkeys(("normalize", "normalize_states", "observation_scaler"), "normalize_observations"),
-    **dict.fromkeys(("policy_freq", "update_actor_interval"), "policy_delay"),
+    **dict.fromkeys(("policy_freq", "policy_frequency", "update_actor_interval"), "policy_delay"),
     **dict.fromkeys(("policy_noise", "target_smoothing_sigma"), "target_policy_noise"),
     **dict.fromkeys(("noise_clip", "target_smoothing_clip"), "target_noise_clip"),
-    **dict.fromkeys(("lr", "actor_lr", "critic_lr", "qf_lr", "vf_lr", "critic_learning_rate"), "learning_rate"),
+    **dict.fromkeys(("lr", "actor_lr", "critic_lr", "q_lr", "qf_lr", "vf_lr"), "learning_rate"),
+    "critic_learning_rate": "learning_rate",
     **dict.fromkeys(("tensorboard_log", "checkpoints_path", "logdir"), "output_dir"),
     "ent_coef": "alpha",
     "activation_fn": "activation",
@@ -120,7 +121,15 @@ _OTHER_LIBRARIES = {
     "n_steps": "n_step",
     "n_envs": "num_envs",
     "n_critics": "num_critics",
-    "verbose": "use learn(progress_bar=…) or rl-training --quiet",
+    "dataset": "use --dataset or learn(dataset=…)",
+    **dict.fromkeys(("callback", "callbacks"), "use learn(callbacks=…)"),
+    "target_network_frequency": "target_update_interval",
+    "start_e": "exploration_initial_eps",
+    "end_e": "exploration_final_eps",
+    "cuda": "device",
+    "exp_name": "tags",
+    "capture_video": "use rl-training record",
+    **dict.fromkeys(("verbose", "progress_bar"), "use learn(progress_bar=…) or rl-training --quiet"),
     "policy": "leave it out: hidden_sizes and network set the networks",
     "use_sde": "state-dependent exploration is not included",
     "discount": "gamma",
@@ -138,9 +147,10 @@ _OTHER_LIBRARIES = {
     "reward_scaler": "reward_scale",
     "reward_bias": "reward_shift",
     **dict.fromkeys(("cql_lagrange", "cql_target_action_gap"), "lagrange_threshold"),
-    **dict.fromkeys(("project", "group", "name"), "use loggers: [wandb] and tags"),
+    **dict.fromkeys(("project", "group", "name", "track"), "use loggers: [wandb] and tags"),
+    **dict.fromkeys(("wandb_project_name", "wandb_entity"), "use loggers: [wandb] and its environment variables"),
     **dict.fromkeys(("iql_deterministic", "actor_dropout", "max_grad_norm"), "it is not included; leave it out"),
-    "replay_buffer_class": "it is not included; leave it out",
+    **dict.fromkeys(("replay_buffer_class", "optimize_memory_usage"), "it is not included; leave it out"),
     "num_epochs": "total_timesteps",
     "n_steps_per_epoch": "use log_interval, eval_interval and checkpoint_interval",
     "evaluators": "use env and eval_interval",
@@ -150,7 +160,7 @@ _OTHER_LIBRARIES = {
     "actor_learning_rate": "learning_rate",
     "n_action_samples": "n_actions",
     "soft_q_backup": "backup_entropy",
-    "use_automatic_entropy_tuning": "use alpha: auto",
+    **dict.fromkeys(("use_automatic_entropy_tuning", "autotune"), "use alpha: auto"),
     "cql_temp": "the temperature of the log-sum-exp is 1; leave it out",
     "critic_ln": "layer_norm",
     "policy_type": "stochastic",
@@ -167,6 +177,8 @@ def setting_hint(name: str, known: Collection[str]) -> str:
     """`; here it is 'alpha'` or a remedy for the name of a setting in another library, else `nearest`."""
     if (here := _OTHER_LIBRARIES.get(name)) is None:
         return nearest(name, known)
+    if here not in known:  # actor_learning_rate is a setting of few algorithms here
+        here = _OTHER_LIBRARIES.get(here, here)
     if " " in here:
         return f"; {here}"
     return f"; here it is {here!r}{', which is not one of these settings' * (here not in known)}"
@@ -176,6 +188,12 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """`; did you mean 'x'?` if a known name is close, else an empty string."""
     match = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
     return f"; did you mean {match[0]!r}?" if match else ""
+
+
+def missing_algorithm(name: str) -> str:
+    """`; it is not included, …` for an algorithm that this package leaves to others, else an empty string."""
+    absent = name.lower() in ("ppo", "a2c", "trpo", "her", "herreplaybuffer")
+    return "; it is not included, see docs/limits.md" if absent else ""
 
 
 def argument_hints(remedies: Mapping[str, str]) -> Callable[[M], M]:

@@ -45,7 +45,7 @@ class CQLConfig(EnsembleConfig):
     backup_entropy: bool = False
     """include the entropy term in the critics' target"""
     actor_learning_rate: PositiveFloat = 1e-4
-    """learning rate of the actor; null means `learning_rate`"""
+    """learning rate of the actor"""
     cql_alpha: NonNegativeFloat = 5.0
     """weight of the conservative penalty"""
     n_actions: PositiveInt = 10

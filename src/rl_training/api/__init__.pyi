@@ -113,14 +113,14 @@ class _TrainKeys(TypedDict, total=False):
     batch_size: int | float
     """transitions per update; ≥ 1; default 256 (DQN: 64; FlashSAC: 512)"""
     learning_rate_schedule: Literal["constant", "linear", "cosine"] | Mapping[str, Any]
-    """a name, or a mapping (see below); counts updates; default 'constant' (IQL: 'cosine'; FlashSAC: {'type':
-    'cosine', 'final_factor': 0.5})"""
+    """`constant`, `linear`, `cosine`, or a mapping with `type` and `final_factor`; counts updates; default
+    'constant' (IQL: 'cosine'; FlashSAC: {'type': 'cosine', 'final_factor': 0.5})"""
     warmup_steps: int | float
     """updates over which the learning rate rises linearly before the schedule starts; ≥ 0; default 0"""
     eval_interval: int | float | None
     """environment steps (offline: updates) between evaluations; null evaluates at the end only; ≥ 1"""
     early_stopping: Mapping[str, Any] | None
-    """when to stop before the end (see below); requires `eval_interval`"""
+    """when to stop before the end: `patience`, `target_return` or both; requires `eval_interval`"""
     max_hours: float | None
     """hours after which the run is saved and ends; a resumed run gets the same number of hours again; > 0"""
 
@@ -231,7 +231,7 @@ class _EnsembleKeys(TypedDict, total=False):
 
 class _CQLKeys(TypedDict, total=False):
     actor_learning_rate: float
-    """learning rate of the actor; null means `learning_rate`; > 0; default 0.0001"""
+    """learning rate of the actor; > 0; default 0.0001"""
     cql_alpha: float
     """weight of the conservative penalty; ≥ 0; default 5.0"""
     n_actions: int | float

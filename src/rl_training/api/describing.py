@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.updates.schedules import Schedule
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -45,7 +46,9 @@ class LazyAttribute:
 def settings_of(spec: AlgorithmSpec, given: dict[str, Any]) -> Iterator[tuple[str, FieldInfo, Any]]:
     """Key, field and default of every setting, the algorithm's own first; `given` overrides defaults."""
     for key, sections in spec.owners().items():
-        yield key, sections.owners()[key].model_fields[key], sections.default(key)
+        default = sections.default(key)
+        plain = default.type if isinstance(default, Schedule) else default  # as a user writes it
+        yield key, sections.owners()[key].model_fields[key], plain
     for key, field in TrainConfig.model_fields.items():
         if key not in _NOT_KEYWORDS:
             yield key, field, given.get(key, field.get_default(call_default_factory=True))

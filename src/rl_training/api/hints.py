@@ -25,6 +25,10 @@ _ATTRIBUTES = {
     "fit": "use learn(total_timesteps, dataset=…)",
     "fit_online": "rl-training finetune RUN continues an offline run in the environment",
 }
+_SETTINGS = (
+    *("eval_interval", "eval_episodes", "early_stopping", "checkpoint_interval", "max_hours", "num_envs", "device"),
+    *("learning_rate", "batch_size", "gamma"),
+)
 _ARGUMENTS = {
     "n_steps": "use total_timesteps=…",
     "n_steps_per_epoch": "log_interval, eval_interval and checkpoint_interval are settings of the class",
@@ -36,6 +40,7 @@ _ARGUMENTS = {
     "eval_env": "it is a setting of the class",
     "eval_freq": "eval_interval is a setting of the class",
     "n_eval_episodes": "use evaluate(num_episodes=…)",
+    **dict.fromkeys(_SETTINGS, "it is a setting of the class; rl-training resume RUN --set changes that of a run"),
     **dict.fromkeys(("state", "episode_start"), "policies here are not recurrent; leave it out"),
 }
 with_argument_hints = argument_hints(_ARGUMENTS)

@@ -125,7 +125,8 @@ class ManagedAlgorithm(TrainedModel, Generic[Seeds]):
                 raise ConfigError(f"env_id: given twice, {both}; leave one out", key="env_id")
         if self.config.algo != self.algo:
             name = type(self).__name__
-            raise ConfigError(f"algo: {name} cannot run a config for {self.config.algo!r}", key="algo")
+            hint = "use its class, or rl_training.load(path) for a run"
+            raise ConfigError(f"algo: {name} cannot run a config for {self.config.algo!r}; {hint}", key="algo")
         resolve(self.config)
         self._budget, self.members = self.config.total_timesteps, []
 
@@ -292,6 +293,7 @@ class ManagedAlgorithm(TrainedModel, Generic[Seeds]):
         return copy_checkpoint(self._checkpoint("save"), Path(path).expanduser())
 
     @classmethod
+    @with_argument_hints
     def load(
         cls,
         path: str | Path,

@@ -12,6 +12,8 @@ from rl_training.console.options import AsJson
 datasets = typer.Typer(no_args_is_help=True, help="Show, validate, convert, merge and collect data sets.")
 
 Source = Annotated[str, typer.Argument(metavar="PATH|MINARI_ID", help="An .npz or .hdf5 file, or a Minari id.")]
+_NEW = "A new .npz or .hdf5 file, or Minari id."
+NewData = Annotated[str, typer.Option("--output", "-o", metavar="PATH|MINARI_ID", help=_NEW)]
 Env = Annotated[str | None, typer.Option("--env", help="The environment the data belong to, for its spaces.")]
 Low = Annotated[str | None, typer.Option(help="Lower action bounds if the file has none: -2 or -1,-2.")]
 High = Annotated[str | None, typer.Option(help="Upper action bounds.")]
@@ -66,7 +68,7 @@ def validate(
 @ended_by_signals()
 def convert(
     source: Source,
-    target: Annotated[str, typer.Argument(metavar="PATH|MINARI_ID")],
+    target: Annotated[str, typer.Argument(metavar="PATH|MINARI_ID", help=_NEW)],
     to: Annotated[str | None, typer.Option("--to", help="npz, hdf5 or minari; by default from the name.")] = None,
     env: Env = None,
     action_low: Low = None,
@@ -89,7 +91,7 @@ def merge(
     sources: Annotated[
         list[str], typer.Argument(metavar="PATH|MINARI_ID…", help="Data sets with the same spaces.")
     ],
-    output: Annotated[str, typer.Option("--output", "-o", metavar="PATH|MINARI_ID")],
+    output: NewData,
     env: Env = None,
     allow_import: AllowImport = False,
 ) -> None:
@@ -103,9 +105,9 @@ def merge(
 @ended_by_signals()
 def collect(
     env: Annotated[str, typer.Option("--env", help="A Gymnasium id.")],
-    output: Annotated[str, typer.Option("--output", "-o", metavar="PATH|MINARI_ID")],
+    output: NewData,
     size: Annotated[int, typer.Option(min=1, help="Number of transitions.")] = 10_000,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the actions and the environment.")] = 0,
     policy: Annotated[str | None, typer.Option(metavar="CHECKPOINT", help="By default actions are random.")] = None,
     stochastic: Annotated[bool, typer.Option("--stochastic", help="Sample the policy's actions.")] = False,
     allow_import: AllowImport = False,
@@ -122,8 +124,10 @@ def collect(
 @datasets.command("from-run")
 @ended_by_signals()
 def from_run(
-    run: Annotated[str, typer.Argument(metavar="RUN_DIR|CHECKPOINT")],
-    output: Annotated[str, typer.Option("--output", "-o", metavar="PATH|MINARI_ID")],
+    run: Annotated[
+        str, typer.Argument(metavar="RUN_DIR|CHECKPOINT", help="An online run, or one of its checkpoints.")
+    ],
+    output: NewData,
     allow_import: Annotated[bool, typer.Option("--allow-import", help="Permit an algorithm module:Class.")] = False,
 ) -> None:
     """Write the replay buffer of a run as a data set.

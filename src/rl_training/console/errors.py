@@ -30,8 +30,19 @@ from rl_training.runs.signals import TrainingInterrupted
 _USAGE = 2
 
 
+# The commands in the order of the help.
+_COMMANDS = (
+    *("train", "resume", "finetune", "evaluate", "eval", "predict", "record", "export"),
+    *("runs", "report", "plot", "prune", "sweep", "work", "status", "study", "tune"),
+    *("dataset", "ope", "select", "algos", "configs", "check-env", "doctor"),
+)
+
+
 class OneLineGroup(typer.core.TyperGroup):
     """A command group that exits with the code of the error that a command raised."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(super().list_commands(ctx), key=_COMMANDS.index)
 
     def main(self, *args: Any, **options: Any) -> Any:
         prepare_streams()
@@ -108,7 +119,7 @@ def _describe(error: Exception) -> tuple[int, str]:
         command = context.command_path if context is not None else "rl-training"
         if (option := getattr(error, "option_name", None)) in ("--quiet", "--debug"):
             return _USAGE, f"error: {option} goes before the command: rl-training {option} …"
-        message = one_line(error.format_message()).rstrip(".")
+        message = one_line(error.format_message()).removeprefix("Invalid value: ").rstrip(".")
         return _USAGE, f"error: {message}{_settings_hint(error)}; see {command} --help"
     if isinstance(error, MemoryError):
         return _USAGE, f"error: out of memory: {one_line(error) or 'an allocation failed'}; use smaller settings"

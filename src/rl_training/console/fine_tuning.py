@@ -11,7 +11,10 @@ from rl_training.display.output import flags
 
 
 def finetune(
-    run: Annotated[str, typer.Argument(metavar="RUN_DIR|CHECKPOINT", help="An offline run; {seed} is replaced.")],
+    run: Annotated[
+        str,
+        typer.Argument(metavar="RUN_DIR|CHECKPOINT", help="An offline run; with --seeds, {seed} is each seed."),
+    ],
     steps: Annotated[str, typer.Option(metavar="N", help="Environment steps, 5e4 for example.")],
     env: Annotated[str | None, typer.Option(metavar="ID", help="By default the environment of the run.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="By default the seed of the run.")] = None,

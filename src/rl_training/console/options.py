@@ -10,6 +10,7 @@ import typer
 AllowImport = Annotated[
     bool, typer.Option("--allow-import", help="Permit settings module:Name (env, algorithm, network, …).")
 ]
+POLICY = "A run folder, one of its checkpoints, its best/, or a published policy such as gallery/sac."
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Data = Annotated[
     Path | None,
@@ -18,6 +19,7 @@ Data = Annotated[
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N; overrides the study's setting.")]
 Gpus = Annotated[str | None, typer.Option(metavar="0,1", help="GPUs to distribute among the workers, one each.")]
 OutputDir = Annotated[str | None, typer.Option(help="Folder that receives the run folder.")]
+Policy = Annotated[Path | None, typer.Argument(metavar="CHECKPOINT|RUN_DIR", help=POLICY)]
 Overrides = Annotated[
     list[str] | None,
     typer.Option(

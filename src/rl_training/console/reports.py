@@ -107,7 +107,7 @@ def plot(
     names = dict(_pair(text, "--name") for text in name or ())
     found = read(paths, metric=metric, unfinished=True, by=by, names=names)
     if not any(axis == x for axis, _, _ in found.summary.bands):
-        raise ConfigError(f"no run has evaluations of {metric} by {x}")
+        raise ConfigError(f"no run has evaluations of {metric} by {x}; --metric plots another one")
     from rl_training.report.rendering import save_figure
 
     save_figure(found.curves(x, seeds=seeds), output, seeds=seeds)

@@ -128,7 +128,7 @@ def pack(
 @studies.command()
 @ended_by_signals()
 def unpack(
-    file: Annotated[Path, typer.Argument(metavar="FILE")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A packed study.")],
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="DIR", help="The folder to create; by default studies/NAME."),

@@ -83,8 +83,8 @@ def _unknown(columns: Columns) -> DatasetError:
     actions = columns.data["actions"]
     if len(actions.shape) == 1:
         return DatasetError(
-            f"{columns.name}: column 'actions' has shape [n], as discrete actions have, but nothing tells their "
-            f"number; give num_actions{_OR_ENVIRONMENT} (continuous actions have shape [n, A])"
+            f"{columns.name}: column 'actions' has shape [n], as discrete actions have, but their "
+            f"number is unknown; give num_actions{_OR_ENVIRONMENT} (continuous actions have shape [n, A])"
         )
     whole = "; whole numbers of discrete actions have shape [n]" if actions.dtype.kind in "iub" else ""
     return DatasetError(
@@ -97,7 +97,7 @@ def settled_spaces(columns: Columns, spaces: SpaceSpec | None) -> SpaceSpec:
     """`resolve_spaces`, but an unknown number of discrete actions is inferred from the data and logged."""
     if spaces is None and (spaces := counted_spaces(columns)) is not None:
         _log.warning(
-            "%s: %d discrete actions, the largest number in the data plus one, because nothing tells their number; "
+            "%s: %d discrete actions, the largest number in the data plus one, because no number is given; "
             "if there are more, give num_actions%s",
             columns.name,
             spaces.num_actions,
@@ -322,7 +322,7 @@ class Chaining:
             raise self._fail(
                 self.first_crossing,
                 "is the first observation of the next episode although 'timeouts' ends the episode here; "
-                "leave the column out to have it rebuilt, or clear the flag if the episode goes on",
+                "leave the column out to have it rebuilt, or clear the flag if the episode continues",
             )
         return True
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from rl_training.errors import ConfigError, nearest
+from rl_training.errors import ConfigError, missing_algorithm, nearest
 from rl_training.experiment import plugins
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.config_values import normalise_algo
@@ -78,7 +78,8 @@ def algorithm_name(name: str, plugin: str | None = None, *, allow_import: bool =
         found = plugins.import_learner(place, key, allow_import=allow_import)
         return _registered(found, getattr(found, "name", "") if place == key else key, place)
     known = list(dict.fromkeys((*known, *installed)))
-    raise ConfigError.of("algo", f"unknown algorithm {name!r}{nearest(key, known)}; known: {', '.join(known)}")
+    hint = missing_algorithm(key) or nearest(key, known)
+    raise ConfigError.of("algo", f"unknown algorithm {name!r}{hint}; known: {', '.join(known)}")
 
 
 def _registered(found: type[Any] | None, name: str, place: str) -> str:

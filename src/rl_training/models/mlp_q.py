@@ -35,9 +35,7 @@ class MLPQNetwork(Model):
         **options: Unpack[NetworkOptions],
     ) -> None:
         if critic_hidden_sizes is not None:
-            raise ConfigError(
-                "critic_hidden_sizes has no meaning for DQN and discrete CQL, of one network; use hidden_sizes"
-            )
+            raise ConfigError("critic_hidden_sizes has no meaning for DQN and discrete CQL; use hidden_sizes")
         q = GreedyQ(obs_dim, num_actions, hidden_sizes, **options)
         super().__init__(obs_dim, q, normalize_observations=normalize_observations)
         self.target = frozen_copy(q)

@@ -266,13 +266,21 @@ class Chooser:
         episodes: Mapping[str, int] | None = None,
         **known: Any,
     ) -> Selection:
-        """The result; candidates are ordered by lower bound if one is `chosen`, else by `outside`."""
+        """The result; candidates are ordered by `outside` if none is `chosen`.
+
+        Otherwise they are ordered by episodes and mean return, or without episodes by lower bound.
+        """
         estimates, episodes = estimates or {}, episodes or {}
         found = [
             replace(one, estimate=estimates.get(one.name), episodes=episodes.get(one.name, 0))
             for one in self.assessed
         ]
-        ranked = sorted(estimates, key=lambda name: estimates[name].lower_bound, reverse=True)
+
+        def rank(name: str) -> tuple[int, float]:
+            one = estimates[name]
+            return (episodes[name], one.value) if name in episodes else (0, one.lower_bound)
+
+        ranked = sorted(estimates, key=rank, reverse=True)
         order = {name: place for place, name in enumerate(ranked)}
         if chosen is not None:
             found.sort(key=lambda one: order.get(one.name, len(order)))

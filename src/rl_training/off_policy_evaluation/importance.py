@@ -49,8 +49,8 @@ def logged_probabilities(data: TransitionDataset, given: ArrayLike | None) -> Fl
     bad = np.flatnonzero(~((found > 0) & (found <= 1)))
     if len(bad):
         raise DatasetError(
-            f"{data.name}: column {ACTION_PROBS!r}, row {bad[0]}: {found[bad[0]]} is no probability of an action "
-            "that was taken; it must be above 0 and at most 1"
+            f"{data.name}: column {ACTION_PROBS!r}, row {bad[0]}: {found[bad[0]]} is not the probability of an "
+            "action that was taken; it must be above 0 and at most 1"
         )
     return found
 

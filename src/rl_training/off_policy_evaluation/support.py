@@ -97,5 +97,5 @@ def _some(
     """Observations, actions `[n, A]` and episodes `[n]` of at most `most` rows, drawn at random and in order."""
     chosen = np.sort(rng.choice(len(data), min(most, len(data)), replace=False))
     batch = data.columns_at(chosen)
-    episodes: NDArray[np.int64] = np.searchsorted(Episodes.of(data, "the support gate").ends, chosen)
+    episodes: NDArray[np.int64] = np.searchsorted(Episodes.of(data, "the check of support").ends, chosen)
     return batch.obs.to(device), batch.actions.view(len(chosen), -1).float().to(device), episodes

@@ -48,7 +48,7 @@ class ControlConfig(Settings):
     eval_interval: Annotated[PositiveInt | None, OnlyWith("eval_episodes"), OnlyWith("validation_fraction")] = None
     """environment steps (offline: updates) between evaluations; null evaluates at the end only"""
     early_stopping: EarlyStopping | None = None
-    """when to stop before the end (see below); requires `eval_interval`"""
+    """when to stop before the end: `patience`, `target_return` or both; requires `eval_interval`"""
 
     max_hours: PositiveFloat | None = None
     """hours after which the run is saved and ends; a resumed run gets the same number of hours again"""

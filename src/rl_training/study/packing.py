@@ -223,7 +223,7 @@ def _checked(archive: zipfile.ZipFile, file: Path) -> dict[str, zipfile.ZipInfo]
         if not _MEMBER.fullmatch(name) or info.orig_filename != name:
             raise CheckpointError(f"{file}: {name[:200]!r} is not a file of a packed study")
         if name in members:
-            raise CheckpointError(f"{file}: {name!r} is in it twice")
+            raise CheckpointError(f"{file}: it contains {name!r} twice")
         if stat.S_IFMT(mode) not in (0, stat.S_IFREG) or info.flag_bits & 1:
             raise CheckpointError(f"{file}: {name!r} is not a plain file")
         if info.file_size > _LARGEST_MEMBER:

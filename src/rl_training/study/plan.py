@@ -236,7 +236,7 @@ def _plan_of(record: dict[str, Any]) -> Plan:
     plan = Plan(**record, configurations=configurations, members=members)
     names = [trial.name for trial in plan.trials]
     if len(set(names)) < len(names):
-        raise ValueError("a trial is in it twice")
+        raise ValueError("it contains a trial twice")
     if type(plan.threads) is not int or not 1 <= plan.threads <= MOST_THREADS:
         raise ValueError(f"threads must be a whole number from 1 to {MOST_THREADS}, got {str(plan.threads)[:40]}")
     timeout = plan.claim_timeout

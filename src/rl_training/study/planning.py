@@ -161,7 +161,7 @@ def _extended(old: Plan, description: Description) -> Plan:
         raise ConfigError.of(
             "threads",
             f"{description.file.threads} differs from the {old.threads} this study began with, on which "
-            "its bits depend; give the changed study another name",
+            "its results depend; give the changed study another name",
         )
     _require_same_bases(old, description)
     tasks = _tasks(description)

@@ -70,7 +70,7 @@ class Cluster:
         if not room:
             raise ConfigError(
                 f"{OPTION}: a worker needs {needs['num_cpus']} CPUs and {needs['num_gpus']} GPUs, and no node of "
-                "the cluster has them; `threads` and `device` in the study's file decide"
+                "the cluster has them; change `threads` or `device` in the study's file"
             )
         return room
 

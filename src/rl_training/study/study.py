@@ -196,7 +196,7 @@ class Study:
             if idle > _PATIENCE:
                 raise RLTrainingError(
                     f"{status.counts['waiting']} trials of {self.folder} are left: their folders are in use, or "
-                    "their workers were stopped; the same command goes on"
+                    "their workers were stopped; the same command continues"
                 )
             if idle != 1:
                 time.sleep(_POLL)

@@ -98,7 +98,7 @@ class Tuning:
     @contextlib.contextmanager
     def _claimed(self) -> Iterator[Claim]:
         """Claim the folder: only one process asks the sampler."""
-        with files.os_errors(f"{self.folder}: the tuning cannot go on"):
+        with files.os_errors(f"{self.folder}: the tuning cannot continue"):
             require_own(self.folder)
             if (self.folder / PLAN).exists() and not (self.folder / TUNING).exists():
                 raise ConfigError(f"{self.folder}: holds a study that is not a tuning; give this one another name")
@@ -147,7 +147,7 @@ class Tuning:
                 )
         if self._file.trials < len(old.trials):
             raise ConfigError.of(
-                "trials", f"{self._file.trials}, but {len(old.trials)} were asked for already; a tuning only grows"
+                "trials", f"{self._file.trials}, but {len(old.trials)} were planned already; a tuning only grows"
             )
         gone = [seed for seed in old.confirm_seeds if seed not in self._file.fresh_seeds]
         if self._file.confirm is not None and gone:
@@ -217,10 +217,10 @@ class Tuning:
         try:
             status = runner.run()
         except TrainingInterrupted as stopped:
-            raise TrainingInterrupted("interrupted; the same command goes on", stopped.exit_code - 128) from None
+            raise TrainingInterrupted("interrupted; the same command continues", stopped.exit_code - 128) from None
         for one in status.failed:
             if one.failure is not None and one.failure.code == FULL_DISK:  # not an outcome: it is tried again
-                message = f"{one.trial.name}: {one_line(one.failure.message)}; then the same command goes on"
+                message = f"{one.trial.name}: {one_line(one.failure.message)}; then the same command continues"
                 raise DiskFullError(message)
         if status.failed and not has_begun(self.folder, plan):
             failure = status.failed[0].failure
@@ -265,7 +265,7 @@ class Tuning:
         result = replace(result, confirm_seeds=self._file.fresh_seeds)
         result = result.confirming({number: before.get(number, Outcome()) for number in chosen})
         write_record(self.folder, result, claim.check)
-        runner.say(f"confirming {len(chosen)} configurations on {len(result.confirm_seeds)} fresh seeds")
+        runner.say(f"confirming {len(chosen)} of {len(result.trials)} configurations on fresh seeds")
         status = self._run(result, runner)
         return result.confirming(
             {

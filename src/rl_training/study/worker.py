@@ -131,10 +131,10 @@ def work(
     except KeyboardInterrupt:
         if not received:  # a second Ctrl-C during a run
             raise
-        raise TrainingInterrupted("the worker was asked to stop; sweep again to go on", received[0]) from None
+        raise TrainingInterrupted("the worker was asked to stop; sweep again to continue", received[0]) from None
     except OSError as error:
         raise ConfigError(
-            f"{error.filename or folder}: the study cannot go on: {error.strerror or error}"
+            f"{error.filename or folder}: the study cannot continue: {error.strerror or error}"
         ) from None
     return WorkerResult(worker.others_hold, sum(has_failed(folder, trial) for trial in read_plan(folder).trials))
 

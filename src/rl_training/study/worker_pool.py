@@ -101,7 +101,7 @@ class WorkerPool(ABC):
                 raise
         watch()
         if self._stopped is not None:
-            raise TrainingInterrupted("interrupted; the same command goes on", self._stopped)
+            raise TrainingInterrupted("interrupted; the same command continues", self._stopped)
 
     def _forward(self, signum: int, frame: FrameType | None) -> None:
         """Send a signal that this process received to the workers; `run` returns when they have exited."""

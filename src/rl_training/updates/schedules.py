@@ -32,7 +32,7 @@ class OptimizationConfig(Settings):
     batch_size: PositiveInt = 256
     """transitions per update"""
     learning_rate_schedule: Annotated[Schedule, BeforeValidator(_by_name)] = Schedule(type="constant")
-    """a name, or a mapping (see below); counts updates"""
+    """`constant`, `linear`, `cosine`, or a mapping with `type` and `final_factor`; counts updates"""
     warmup_steps: NonNegativeInt = 0
     """updates over which the learning rate rises linearly before the schedule starts"""
 

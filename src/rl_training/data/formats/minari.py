@@ -39,6 +39,11 @@ def minari_folder(dataset_id: str) -> Path:
                 f"{dataset_id}: neither .npz, .hdf5 nor .h5; read another format with a function of your own "
                 "(dataset_kind or --kind, module:function), or use TransitionDataset.from_arrays"
             )
+        if dataset_id and Path(dataset_id).is_dir():
+            raise DatasetError(
+                f"{dataset_id}: a folder, not a data set; "
+                "`rl-training dataset from-run RUN -o FILE` writes that of a run"
+            )
         raise DatasetError(
             f"{dataset_id!r} is not a Minari id; expected 'namespace/name-v0', for example 'D4RL/pen/human-v2', or "
             "a file name that ends in .npz, .hdf5 or .h5"
