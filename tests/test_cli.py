@@ -22,12 +22,14 @@ import typer
 import yaml
 from typer.testing import CliRunner, Result
 
-from rl_training import cli
+from rl_training import cli, load
 from rl_training.console import doctor
 from rl_training.data.formats import files
+from rl_training.errors import ConfigError
 from rl_training.experiment.registry import list_algorithm_specs
 from rl_training.experiment.runs import lock_run
 from rl_training.memory import human_bytes
+from rl_training.seeding import EVALUATION_SEED
 from tests.dataset_files import episodes, save_npz
 from tests.reliability.processes import Child, usual_signals, wait_for
 from tests.runs import mostly_slow
@@ -353,6 +355,20 @@ def test_evaluate_and_its_aliases_agree(trained: tuple[Path, Result]) -> None:
     ]
     assert len(set(tables)) == 1
     assert "(2 episodes)" in rows(tables[0])["mean return"]
+
+
+def test_evaluate_plays_other_episodes_with_another_seed(copied: Path) -> None:
+    def returns(*options: object) -> list[float]:
+        found: list[float] = json.loads(succeed("evaluate", copied, "--episodes", 3, "--json", *options))["returns"]
+        return found
+
+    assert returns("--seed", 1) == returns("--seed", 1)
+    assert not {*returns("--seed", 1)} & {*returns()}
+    assert returns("--seed", EVALUATION_SEED) == returns()
+    assert load(copied).evaluate(3, seed=1)["returns"] == returns("--seed", 1)
+    for wrong in (-1, 1.5, True):
+        with pytest.raises(ConfigError, match=f"seed must be a whole number >= 0, got {wrong}"):
+            load(copied).evaluate(3, seed=wrong)
 
 
 def test_evaluate_samples_the_policy_on_request(trained: tuple[Path, Result]) -> None:

@@ -55,6 +55,9 @@ for command in (finetune, sweep, work, status, tune, select, ope, runs, report, 
     main.command()(command)
 
 Stochastic = Annotated[bool, typer.Option("--stochastic", help="Sample the policy's actions.")]
+EpisodeSeed = Annotated[
+    int | None, typer.Option("--seed", min=0, help="Seed of the episodes; by default that of evaluations.")
+]
 
 
 def _show_version(wanted: bool) -> None:
@@ -207,12 +210,13 @@ def evaluate(
     episodes: Annotated[
         int | None, typer.Option(min=1, help="Number of episodes; by default the run's eval_episodes.")
     ] = None,
+    seed: EpisodeSeed = None,
     stochastic: Stochastic = False,
     overrides: Overrides = None,
     as_json: AsJson = False,
     allow_import: AllowImport = False,
 ) -> None:
-    """Evaluate the policy on episodes with fixed seeds; --json includes each episode."""
+    """Evaluate the policy, by default on the episodes of every evaluation; --json includes each episode."""
     from rl_training.console.results import evaluation_rows
     from rl_training.runtime.workflows import play_checkpoint
 
@@ -220,7 +224,7 @@ def evaluate(
     note(f"evaluating {place}")
     changes = {"allow_import": True} if allow_import else {}
     metrics, played = play_checkpoint(
-        place, episodes, stochastic=stochastic, changes=changes, overrides=overrides or (), say=note
+        place, episodes, seed=seed, stochastic=stochastic, changes=changes, overrides=overrides or (), say=note
     )
     if as_json:
         show_json({**metrics, **played.episodes()})
@@ -238,7 +242,7 @@ def record(
     run: Annotated[Path, typer.Argument(metavar="CHECKPOINT|RUN_DIR", help=POLICY)],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="A new .mp4 or .gif file.")],
     episodes: Annotated[int, typer.Option(min=1, help="Number of episodes.")] = 1,
-    seed: Annotated[int | None, typer.Option(min=0, help="Episode seed; by default that of evaluations.")] = None,
+    seed: EpisodeSeed = None,
     fps: Annotated[
         float | None, typer.Option(help="Frames per second; by default those of the environment.")
     ] = None,

@@ -221,8 +221,13 @@ class ManagedAlgorithm(TrainedModel, Generic[Seeds]):
         return self._record_results(results)
 
     @with_argument_hints
-    def evaluate(self, num_episodes: int | None = None, deterministic: bool | None = None) -> dict[str, Any]:
-        """Evaluate on episodes with fixed seeds; returns metrics, and `returns` and `lengths` of the episodes.
+    def evaluate(
+        self, num_episodes: int | None = None, deterministic: bool | None = None, *, seed: int | None = None
+    ) -> dict[str, Any]:
+        """Evaluate on the same episodes as every run, or on those of another `seed`.
+
+        Returns metrics, and `returns` and `lengths` of the episodes. A policy that was chosen by its evaluations
+        is likely to have a lower return in other episodes.
 
         `deterministic=False` samples a stochastic policy, with fixed noise; a deterministic policy acts as before.
         None, here and in the methods below, means as the algorithm's authors evaluate: FQL samples, all others act
@@ -230,7 +235,7 @@ class ManagedAlgorithm(TrainedModel, Generic[Seeds]):
         """
         path, changes = self._checkpoint("evaluate"), self._environments()
         metrics, played = play_checkpoint(
-            path, num_episodes, deterministic=deterministic, changes=changes, given=self._given
+            path, num_episodes, seed=seed, deterministic=deterministic, changes=changes, given=self._given
         )
         return {**metrics, **played.episodes()}
 

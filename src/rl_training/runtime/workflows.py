@@ -26,7 +26,7 @@ from rl_training.seeding import EVALUATION_SEED
 
 
 def evaluate_checkpoint(path: str | Path, num_episodes: int | None = None, **options: Any) -> dict[str, float]:
-    """The metrics of an evaluation on fixed seeds; `options` are arguments of `play_checkpoint`."""
+    """The metrics of an evaluation; `options` are arguments of `play_checkpoint`."""
     metrics, _ = play_checkpoint(path, num_episodes, **options)
     return metrics
 
@@ -35,6 +35,7 @@ def play_checkpoint(
     path: str | Path,
     num_episodes: int | None = None,
     *,
+    seed: int | None = None,
     deterministic: bool | None = None,
     stochastic: bool = False,
     changes: Mapping[str, Any] | None = None,
@@ -42,7 +43,7 @@ def play_checkpoint(
     given: UserEnvironments | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> tuple[dict[str, float], Played]:
-    """The metrics of an evaluation on fixed seeds, and its episodes.
+    """The metrics of an evaluation, and its episodes: those of every run's evaluations, or of another `seed`.
 
     If `deterministic` is False, or None for an algorithm that is evaluated so (FQL), the policy is sampled with
     noise that is seeded per episode. A deterministic policy has the same actions either way; `stochastic` samples
@@ -52,7 +53,7 @@ def play_checkpoint(
     loaded = _load(path, changes, stochastic)
     config = _played_config(loaded.config, changes, overrides)
     episodes = config.eval_episodes or 5 if num_episodes is None else num_episodes
-    evaluator = make_evaluator(config, loaded.spaces, given)
+    evaluator = make_evaluator(config, loaded.spaces, given, seed=_episode_seed(seed))
     _require_playable(path, loaded, evaluator, episodes)
     if arguments := evaluator.config.env_kwargs:
         say(f"env_kwargs: {dict(arguments)}")
@@ -98,6 +99,12 @@ def _require_playable(path: str | Path, loaded: LoadedPolicy, evaluator: Evaluat
     given.check(config.replace(num_envs=1), evaluated=episodes > 1)
     if difference := spaces_of(config, given=given).difference(loaded.spaces):
         raise ConfigError.of("env_id", f"{config.env_id} does not fit the policy ({difference})")
+
+
+def _episode_seed(seed: int | None) -> int:
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
+        raise ConfigError(f"seed must be a whole number >= 0, got {seed!r}")
+    return EVALUATION_SEED if seed is None else seed
 
 
 def _play(evaluator: Evaluator, loaded: LoadedPolicy, episodes: int, deterministic: bool | None) -> Played:
@@ -152,8 +159,7 @@ def record_checkpoint(
     own = frame_rate(unfilmed.config, unfilmed.given)
     with new_video(target, checked_fps(own if fps is None else fps)) as video:
         config, given = filmed(unfilmed.config, unfilmed.given, with_progress(video.add, say))
-        seed = EVALUATION_SEED if seed is None else seed
-        evaluator = Evaluator(config, loaded.spaces, given, seed=seed, one_by_one=True)
+        evaluator = Evaluator(config, loaded.spaces, given, seed=_episode_seed(seed), one_by_one=True)
         played = _play(evaluator, loaded, num_episodes, False if stochastic else deterministic)
     if evaluator.notice and max_steps is None:
         warnings.warn(evaluator.notice, stacklevel=2)
