@@ -23,7 +23,7 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.runs.callbacks import Callback, TimeLimitCallback
 from rl_training.runs.fleet import MembersFailed
 from rl_training.runs.session import Session, TrainResult
-from rl_training.runs.signals import SignalGuard
+from rl_training.runs.signals import SignalGuard, TrainingInterrupted
 from rl_training.runtime.populations import members_of, train_population
 from rl_training.runtime.resume import resume_population as resume_all
 from rl_training.updates.stacked import StackedUpdater
@@ -160,6 +160,19 @@ def test_killed_before_all_have_a_checkpoint(tmp_path: Path, undisturbed: Undist
     assert unequal(ours, undisturbed(config, at())) == [set()] * 3
 
 
+def test_killed_again_before_the_first_checkpoint(tmp_path: Path, undisturbed: Undisturbed) -> None:
+    """Also if the members that go back to the start had stored a best policy."""
+    config = brief(tmp_path / "runs", eval_episodes=1, kwargs={"eval_interval": 10})
+    runs = killed(config, tmp_path, AtCheckpoint(SEEDS[1], 10, KILL))
+    for seed in SEEDS[:2]:
+        child = Child(lambda seed=seed: resumed(runs[0], at(seed, 5, KILL)), tmp_path / "output.txt")  # type: ignore[misc]
+        assert child.wait() == -signal.SIGKILL, child.text()
+        assert not any(list_checkpoints(run / "checkpoints") for run in runs)
+    ours, _ = resumed(runs[0], at())
+    assert unequal(ours, undisturbed(config, at())) == [set()] * 3
+    assert [(run / "earlier_best" / "1" / "step_000000010").is_dir() for run in runs] == [True, True, False]
+
+
 @pytest.mark.slow
 def test_killed_after_an_extra_checkpoint(tmp_path: Path, undisturbed: Undisturbed) -> None:
     """One was asked for by a signal; the newest that all have is older than the newest two of the first member."""
@@ -178,6 +191,22 @@ def test_a_signal_between_two_members(number: int, tmp_path: Path, undisturbed: 
     runs = killed(config, tmp_path, at(SEEDS[1], 13, send(number)), code=128 + number)
     assert len({newest(run) for run in runs}) == 1
     ours, _ = resumed(runs[1], at())
+    assert unequal(ours, undisturbed(config, at())) == [set()] * 3
+    assert [run_record(run)["exact_resume"] for run in runs] == [True] * 3
+
+
+def test_a_signal_while_the_members_are_opened(tmp_path: Path, undisturbed: Undisturbed) -> None:
+    """The members that are opened after it do not train either, so all resume together."""
+
+    def stopped(home: Path) -> None:
+        if home == runs[1]:
+            signal.raise_signal(signal.SIGTERM)
+
+    config = brief(tmp_path / "runs")
+    runs = killed(config, tmp_path, at(SEEDS[0], 15, KILL))
+    with pytest.raises(TrainingInterrupted):
+        resume_all(runs[0], opened=stopped, quiet=True)
+    ours, _ = resumed(runs[0], at())
     assert unequal(ours, undisturbed(config, at())) == [set()] * 3
     assert [run_record(run)["exact_resume"] for run in runs] == [True] * 3
 

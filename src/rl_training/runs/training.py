@@ -25,7 +25,7 @@ from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import Checkpoint, latest_valid
 from rl_training.experiment.loggers import RunFacts, make_loggers
 from rl_training.experiment.logging import CsvSink, MetricsLog, Sink, TensorBoardSink, set_log_aside
-from rl_training.experiment.retention import ORIGIN, discard_after, sweep
+from rl_training.experiment.retention import ORIGIN, discard_after, list_checkpoints, set_aside, sweep
 from rl_training.experiment.runs import RECORD, RunDirectory, machine_changes, parse_run_record
 from rl_training.memory import busy_note
 from rl_training.runs import state
@@ -63,7 +63,7 @@ class Opened(NamedTuple):
     """The run's folder is open and its state restored; there is no updater yet."""
 
     session: Session
-    trains: bool  # whether something is left to train
+    trains: bool  # whether something is left to train, also if a signal has stopped the run
 
 
 Training = Generator[Built | Opened | Event, None, TrainResult]
@@ -86,7 +86,7 @@ def training(spec: RunSpec, guard: SignalGuard, console: Callable[..., Progress]
         elif regime.experience is not None:
             regime.experience.start()
         accelerate(regime.learner, spec.config.acceleration)
-        yield Opened(session, session.running and session.clock.ticks < regime.total_ticks)
+        yield Opened(session, not session.should_stop and session.clock.ticks < regime.total_ticks)
         regime.make_updaters()
         _record_start(session, regime)
         if scores_reset:
@@ -353,6 +353,10 @@ def _clean(folder: RunDirectory, spec: RunSpec) -> None:
     """Remove from a reopened folder what the run will write again: newer checkpoints, partial files, the log."""
     if folder.status_before is None:
         return
+    if spec.options.rewinds and spec.checkpoint is None:  # if it is killed before its next one, it starts again
+        folder.update(saved=False)
+        for best in list_checkpoints(folder.best):
+            set_aside(best, folder.earlier_best)
     if spec.options.rewinds:
         discard_after(folder.checkpoints, START if spec.checkpoint is None else spec.checkpoint.step)
     for parent in (folder.checkpoints, folder.best):
