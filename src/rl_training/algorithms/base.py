@@ -326,6 +326,12 @@ class Learner:
         """
         if self.execution.on_losses is not None:
             return self.execution.on_losses(inputs, objectives, tau)
+        gradients, terms = self.compute_phase(inputs, objectives)
+        self.take_steps(gradients, tau)
+        return terms
+
+    def compute_phase(self, inputs: tuple[Any, ...], objectives: Objectives) -> tuple[Gradients, Terms]:
+        """What a call of `minimize` computes before its steps."""
         require_optimizers(self, objectives)
         computed = self.execution.parallel(
             [partial(self._gradients, *one, inputs) for one in zip(names_of(objectives), objectives.values())]
@@ -334,8 +340,7 @@ class Learner:
         for found, _ in computed:
             gradients.parameters.update(found.parameters)
             gradients.statistics.update(found.statistics)
-        self.take_steps(gradients, tau)
-        return {key: term.detach() for _, terms in computed for key, term in terms.items()}
+        return gradients, {key: term.detach() for _, terms in computed for key, term in terms.items()}
 
     def take_steps(self, gradients: Gradients, tau: float | None) -> None:
         """Step the named optimisers; then set the statistics and, if `tau` is given, update the targets."""

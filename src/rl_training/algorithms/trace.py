@@ -1,4 +1,4 @@
-"""Dry run of `gradient_step`: records its random draws, and the optimisers and tau of each phase."""
+"""Dry run of `gradient_step`: records its random draws, its phases and the terms that it reads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import Learner, Objectives, Terms, names_of
-from rl_training.algorithms.batch_checks import require_optimizers, require_terms
+from rl_training.algorithms.batch_checks import require_terms
 from rl_training.algorithms.execution import Execution, Kind
 
 
@@ -32,10 +32,23 @@ class Phase(NamedTuple):
 
 @dataclass
 class Variant:
-    """Draws and phases of one variant of `gradient_step`."""
+    """Draws and phases of one variant of `gradient_step`, and the terms of `minimize` that it reads."""
 
     draws: list[Draw] = field(default_factory=list)
     phases: list[Phase] = field(default_factory=list)
+    reads: list[str] = field(default_factory=list)
+
+
+class _Terms(Terms):
+    """Terms that append the name of each one that is read to `reads`."""
+
+    def __init__(self, terms: Terms, reads: list[str]) -> None:
+        super().__init__(terms)
+        self._reads = reads
+
+    def __getitem__(self, name: str) -> Tensor:
+        self._reads.append(name)
+        return super().__getitem__(name)
 
 
 def trace_draws(learner: Learner, variant: Hashable, rows: Tensor, layout: Any) -> Variant:
@@ -47,9 +60,9 @@ def trace_draws(learner: Learner, variant: Hashable, rows: Tensor, layout: Any) 
         return torch.zeros(shape, device=rows.device)
 
     def on_losses(inputs: tuple[Any, ...], objectives: Objectives, tau: Any) -> Terms:
-        require_optimizers(learner, objectives)
+        _, terms = template.compute_phase(inputs, objectives)
         found.phases.append(Phase(tuple(chain(*names_of(objectives))), tau))
-        return {}
+        return _Terms(terms, found.reads)
 
     template = copy.copy(learner)
     template.execution = Execution(draw=draw, on_losses=on_losses)

@@ -85,6 +85,8 @@ class Experience(ABC):
         self.reward_map, self.moments, self.scaling = reward_map, moments, scaling
         self.held: HeldNoise | None = None
         if learner.longest_noise > 1:
+            if spaces.discrete:
+                raise ConfigError(f"{learner.name}: longest_noise must be 1 for discrete actions")
             self.held = HeldNoise(random, learner.longest_noise, (width, learner.model.action_dim))
         self.draws = random if self.held is None else self.held  # random numbers of the exploration policy
 

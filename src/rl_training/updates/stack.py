@@ -238,7 +238,14 @@ class Stack:
     def variant(self, variant: Hashable, layout: RowLayout, batch_size: int) -> Variant:
         """Random draws and phases of `variant`, from a dry run on rows of zeros."""
         rows = torch.zeros((batch_size, layout.width), dtype=self.dtype, device=self.device)
-        return trace_draws(self._template, variant, rows, layout)
+        found = trace_draws(self._template, variant, rows, layout)
+        if found.reads and len(found.phases) > 1:  # `_Trace` returns the terms of one phase
+            raise ConfigError(
+                f"{self._template.name}: gradient_step calls minimize {len(found.phases)} times and reads its term "
+                f"{found.reads[0]!r}, which a population cannot; read it in the loss, or set population: off",
+                key="population",
+            )
+        return found
 
     def function(self, variant: Hashable, phase: int, layout: RowLayout) -> Callable[..., Any]:
         """`(owned, others, settings, rows, draws) -> gradients, (terms, taus, statistics)` of one phase.
