@@ -136,7 +136,7 @@ def test_the_extras_that_are_named_exist() -> None:
 def test_a_wrapper_of_a_module_around_any_environment(folder: Path) -> None:
     """Its module is found in the current folder and imported, if that is permitted."""
     own = config("Pendulum-v1", wrappers=["own_module_of_a_user:Same"])
-    with pytest.raises(ConfigError, match=r"would run code of the module 'own_module_of_a_user'; allow"):
+    with pytest.raises(ConfigError, match=r"would import the module 'own_module_of_a_user'; allow"):
         make_env(own.replace(allow_import=False))
     assert "own_module_of_a_user" not in sys.modules
     assert type(make_env(own)).__name__ == "Same"

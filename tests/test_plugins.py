@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import sys
@@ -17,12 +18,13 @@ from typer.testing import CliRunner
 
 import rl_training
 from rl_training import TrainConfig, cli, importing
-from rl_training.algorithms import DQN, SAC
+from rl_training.algorithms import DQN, SAC, CrossQ
 from rl_training.algorithms.base import Learner
 from rl_training.errors import ConfigError
 from rl_training.experiment import registry
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.runtime.loading import load_policy, open_checkpoint
+from rl_training.study.trials import require_permission
 from tests.helpers import build, random_batch
 
 SMALL = {"learning_starts": 20, "batch_size": 8, "hidden_sizes": [8], "eval_episodes": 0, "checkpoint_interval": 30}
@@ -151,6 +153,15 @@ def test_a_learner_for_discrete_actions_trains_online(env_id: str, tmp_path: Pat
     )
 
 
+def test_a_default_may_be_a_setting_of_one_of_two_learners(tmp_path: Path) -> None:
+    managed = rl_training.register(Both, discrete=DQN, alpha=0.1, target_update_interval=7)
+    for env_id, own in (("Pendulum-v1", {"alpha": 0.1}), ("CartPole-v1", {"target_update_interval": 7})):
+        result = managed(env_id, output_dir=str(tmp_path), **SMALL).learn(40, progress_bar=False)
+        settings = json.loads((result.checkpoint_path / "config.json").read_text())["algo_kwargs"]
+        assert own.items() <= settings.items()
+        assert ("alpha" in settings) == (env_id == "Pendulum-v1")
+
+
 def test_algorithms_of_this_package_record_no_plugin(tmp_path: Path) -> None:
     result = rl_training.SAC("Pendulum-v1", output_dir=str(tmp_path), **SMALL).learn(30, progress_bar=False)
     assert json.loads((result.checkpoint_path / "config.json").read_text())["plugin"] is None
@@ -181,6 +192,13 @@ def test_a_class_that_is_defined_again_replaces_the_first() -> None:
         (with_setting("n_step"), {}, "every run has a setting 'n_step'; rename that of Clash"),
         (with_setting("num_envs"), {}, "every run has a setting 'num_envs'; rename that of Clash"),
         (Mine, {"discrete": DQN}, "DQN has a setting 'double_q'; Mine needs it too"),
+        (Mine, {"discrete": "dqn"}, "needs a Learner class, got 'dqn'"),
+        (Mine, {"discrete": SAC}, "Mine must be for continuous actions and SAC for discrete ones"),
+        (
+            type("Late", (DQN,), {"name": "late"}),
+            {"discrete": DQN},
+            "Late must be for continuous actions and DQN for discrete ones",
+        ),
     ],
 )
 def test_a_wrong_registration_is_one_line(learner: Any, options: dict[str, Any], message: str) -> None:
@@ -216,6 +234,49 @@ def test_a_wrong_update_is_one_line(case: str, message: str, monkeypatch: pytest
     with pytest.raises(ConfigError) as caught:
         learner.update(random_batch(), global_step=0)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("base", [SAC, CrossQ])
+@pytest.mark.parametrize("population", ["auto", "off"])
+def test_a_population_reads_terms_of_its_update_if_there_is_one_call_of_minimize(
+    base: type[Learner], population: str, tmp_path: Path
+) -> None:
+    def gradient_step(self: Learner, *arguments: Any) -> Any:
+        terms = base.gradient_step(self, *arguments)
+        return terms | {"twice": 2 * terms["critic_loss"]}
+
+    managed = rl_training.register(type("Mine", (base,), {"name": "mine", "gradient_step": gradient_step}))
+    settings = {**SMALL, "train_frequency": 1, "seeds": [0, 1], "population": population}
+    model = managed("Pendulum-v1", output_dir=str(tmp_path), **settings)
+    if (base, population) == (CrossQ, "auto"):
+        with pytest.raises(ConfigError, match="calls minimize 2 times and reads its term 'critic_loss'"):
+            model.learn(40, progress_bar=False)
+        return
+    for result in model.learn(40, progress_bar=False):
+        assert result.metrics["twice"] == pytest.approx(2 * result.metrics["critic_loss"])
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"), [({"wide": torch.zeros(3)}, "the term 'wide' must be"), ({}, "the loss of critics has")]
+)
+def test_the_losses_of_a_population_are_checked(extra: dict[str, Any], message: str, tmp_path: Path) -> None:
+    class Wrong(SAC):
+        name = "mine"
+
+        def critic_loss(self, *arguments: Any) -> Any:
+            loss, terms = super().critic_loss(*arguments)
+            return loss if extra else loss.expand(2), terms | extra
+
+    managed = rl_training.register(Wrong)
+    with pytest.raises(ConfigError, match=f"^mine: {message}"):
+        managed("Pendulum-v1", output_dir=str(tmp_path), seeds=[0, 1], **SMALL).learn(40, progress_bar=False)
+
+
+def test_noise_is_not_held_for_discrete_actions(tmp_path: Path) -> None:
+    managed = rl_training.register(type("Mine", (DQN,), {"name": "mine", "longest_noise": 4}))
+    with pytest.raises(ConfigError, match=r"^mine: longest_noise must be 1 for discrete actions$"):
+        managed("CartPole-v1", output_dir=str(tmp_path)).learn(40, progress_bar=False)
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize("case", ["trained", "target", "declared"])
@@ -483,6 +544,33 @@ def test_workers_do_not_know_what_this_process_has_registered(
         study.run(workers=2)
     assert not study.status().failed
     assert study.run().counts["done"] == 2
+
+
+@pytest.mark.parametrize("needing", [{"network": "plugged:network"}, {"loggers": ["plugged:Rows"]}], ids=str)
+def test_workers_do_not_know_what_this_process_has_imported(
+    module: str, needing: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "plugged.py").write_text(MODULE + PARTS)
+    small = {**SMALL, "total_timesteps": 40, "normalize_observations": False}
+    given: dict[str, Any] = {"name": "own", "base": "sac/pendulum", "seeds": "0..1", "set": needing | small}
+    rl_training.Study(given, allow_import=True).plan()
+    study = rl_training.Study("studies/own")
+    with pytest.raises(ConfigError, match=r"would import the module 'plugged'; .*; no trial was started$"):
+        study.run(workers=2)
+    assert study.run().counts["done"] == 2  # this process has imported it
+
+
+def test_workers_know_the_network_of_an_installed_algorithm(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "plugged.py").write_text(MODULE + PARTS)
+    install(monkeypatch, ("mine", "plugged:add"))
+    monkeypatch.syspath_prepend(Path.cwd())
+    sys.modules.pop("plugged", None)
+    rl_training.register(importlib.import_module("plugged").Mine, network="plugged:network")
+    small = {**SMALL, "total_timesteps": 40, "normalize_observations": False, "algo": "mine"}
+    study = rl_training.Study({"name": "own", "base": "sac/pendulum", "seeds": "0..1", "set": small})
+    require_permission(study.folder, study.plan(), allow_import=False, elsewhere=True)
 
 
 def test_a_study_names_modules_with_permission(module: str, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rl_training.errors import ConfigError
@@ -91,6 +92,7 @@ def test_seeds(value: Any, seeds: tuple[int, ...]) -> None:
         ({"seeds": []}, "seeds must be a range such as 0..9"),
         ({"seeds": 5}, "seeds must be a range such as 0..9"),
         ({"seeds": range(3)}, "range(0, 3) is not plain data"),
+        ({"set": {"hidden_sizes": np.ones((2, 1))}}, "array([[1.], [1.]]) is not plain data"),
         ({"set": {"network": plain_name}}, "mappings, and 'module:Name' for code"),
         ({"seeds": [-1]}, "seeds must be whole numbers"),
         ({"seeds": [True]}, "seeds must be whole numbers"),

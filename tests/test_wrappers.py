@@ -141,7 +141,7 @@ def test_classes_and_callables_of_one_s_own(tmp_path: Path) -> None:
     ours = f"{__name__}:Halved"
     assert model.config.wrappers[:2] == ("OrderEnforcing", ours)
     assert model.evaluate()["eval_return_mean"] == result.metrics["eval_return_mean"]
-    with pytest.raises(ConfigError, match=rf"^wrappers: '{ours}' would run code of the module '{__name__}'; allow"):
+    with pytest.raises(ConfigError, match=rf"^wrappers: '{ours}' would import the module '{__name__}'; allow"):
         SAC.load(result.run_dir, env=Point).evaluate()
     again = SAC.load(result.run_dir, env=Point, wrappers=["OrderEnforcing", Halved, Halved])
     assert again.evaluate()["eval_return_mean"] == result.metrics["eval_return_mean"]
@@ -149,7 +149,7 @@ def test_classes_and_callables_of_one_s_own(tmp_path: Path) -> None:
 
 def test_an_importable_one_with_permission() -> None:
     ours = f"{__name__}:Halved"
-    with pytest.raises(ConfigError, match=r"would run code of the module .* --allow-import$"):
+    with pytest.raises(ConfigError, match=r"would import the module .* --allow-import$"):
         make_env(config(ours))
     assert isinstance(make_env(config(ours, allow_import=True)), Halved)
 

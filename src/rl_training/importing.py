@@ -7,7 +7,7 @@ imported by a name from a file.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -142,6 +142,19 @@ def would_import(place: str, key: str, otherwise: str = "", *, effect: str = "")
     return ConfigError.of(
         key, f"{place!r} would import the module {module!r}; {effect}allow it with --allow-import{otherwise}"
     )
+
+
+@contextmanager
+def known_elsewhere(kept: Collection[Any]) -> Iterator[None]:
+    """While active, `find_permitted` knows only the names in `kept`, as in a process that imported nothing else."""
+    before = dict(_KNOWN)
+    for key, place in before:
+        if place not in kept:
+            del _KNOWN[key, place]
+    try:
+        yield
+    finally:
+        _KNOWN.update(before)
 
 
 def find_permitted(place: str, key: str, *, allow_import: bool = False, again: str) -> Any:

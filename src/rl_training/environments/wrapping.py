@@ -17,7 +17,7 @@ from gymnasium.wrappers import vector
 
 from rl_training.environments.recipe import EnvSettings
 from rl_training.errors import ConfigError, cause_of, nearest
-from rl_training.importing import find_named
+from rl_training.importing import find_named, would_import
 
 Env = gym.Env[Any, Any]
 Wrapping = Callable[..., Any]
@@ -144,10 +144,7 @@ def _find(name: str, config: EnvSettings) -> Wrapping:
                 "ManagedAlgorithm.load(path, wrappers=[…])",
             )
         if not config.allow_import:
-            module = name.split(":")[0]
-            raise ConfigError.of(
-                "wrappers", f"{name!r} would run code of the module {module!r}; allow it with --allow-import"
-            )
+            raise would_import(name, "wrappers")
         return find_named(name, "wrappers")
     if name in _REPLACED:
         return _REPLACED[name]

@@ -119,8 +119,9 @@ def register(
     from rl_training.runtime.online import Online
     from rl_training.runtime.trainers import algorithm
 
-    if not isinstance(learner, type) or not issubclass(learner, Learner):
-        raise ConfigError(f"register: needs a Learner class, got {learner!r}")
+    for found in (learner, options.get("discrete") or learner):
+        if not isinstance(found, type) or not issubclass(found, Learner):
+            raise ConfigError(f"register: needs a Learner class, got {found!r}")
     name = getattr(learner, "name", "")
     if not _NAME.fullmatch(name):
         raise ConfigError(
@@ -138,14 +139,17 @@ def register(
     if unknown := [key for key in spec.sections.defaults if key not in spec.sections.owners()]:
         hint = nearest(unknown[0], spec.sections.owners())
         raise ConfigError(f"register: {name} has no setting {unknown[0]!r}{hint}")
-    _require_own_keys(spec)
+    _require_consistent(spec)
     _SPECS[name] = spec
     return spec
 
 
-def _require_own_keys(spec: AlgorithmSpec) -> None:
-    """Raise if a learner has a setting of every run, or the one for discrete actions a setting of its own."""
+def _require_consistent(spec: AlgorithmSpec) -> None:
+    """Raise for a setting that every run has or that only the second learner has, and for learners of one kind."""
     first, other = spec.sections, spec.sections.discrete
+    if other is not None and (first.learner.discrete or not other.learner.discrete):
+        kinds = f"{first.learner.__name__} must be for continuous actions and {other.learner.__name__} for discrete"
+        raise ConfigError(f"register: {kinds} ones")
     for kind in (first,) if other is None else (first, other):
         keys = [*TrainConfig.model_fields, *(key for part in kind.parts for key in part.model_fields)]
         name = kind.learner.__name__

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from rl_training.errors import ConfigError
+from rl_training.errors import ConfigError, one_line
 from rl_training.experiment.files import os_errors
 
 MAX_CHARACTERS = 1_000_000
@@ -196,8 +196,9 @@ def dump_yaml(value: Any) -> str:
     try:
         return yaml.dump(value, Dumper=_StrictDumper, sort_keys=False, allow_unicode=True, width=110)
     except yaml.representer.RepresenterError as error:
+        given = one_line(repr(error.args[-1]), 100)
         raise ConfigError(
-            f"{error.args[-1]!r} is not plain data; use numbers, text, lists, mappings, and 'module:Name' for code"
+            f"{given} is not plain data; use numbers, text, lists, mappings, and 'module:Name' for code"
         ) from None
 
 

@@ -80,7 +80,7 @@ class Sections:
         values = {**self.defaults, **algo_kwargs}
         return Resolved(
             tuple(
-                part.parse({k: v for k, v in values.items() if owners[k] is part}, "algo_kwargs")
+                part.parse({k: v for k, v in values.items() if owners.get(k) is part}, "algo_kwargs")
                 for part in self.parts
             )
         )

@@ -26,7 +26,7 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.metric_names import tag_of
 from rl_training.experiment.retention import find_checkpoint, list_checkpoints, origin_path
 from rl_training.experiment.runs import DONE, read_run_record
-from rl_training.importing import installed_algorithms, would_import
+from rl_training.importing import installed_algorithms, known_elsewhere, would_import
 from rl_training.settings import at_home
 from rl_training.study.plan import RUNS, Plan, Trial, data_files
 
@@ -146,7 +146,7 @@ def require_checkpoints(study: Path, plan: Plan) -> None:
 def require_permission(study: Path, plan: Plan, *, allow_import: bool, elsewhere: bool = False) -> None:
     """Raise if open trials need permission to import a module; without it every one would fail.
 
-    `elsewhere`: they run in other processes, which do not know the algorithms that this one has registered.
+    `elsewhere`: they run in other processes, which do not know what this one has registered or imported.
     """
     for trial in () if allow_import else plan.trials:
         settings = plan.configurations[trial.configuration].settings
@@ -158,7 +158,7 @@ def _require_permission(config: TrainConfig, elsewhere: bool) -> None:
     """Raise if a run of `config` would import a module that is not known in this process, or `elsewhere`."""
     from rl_training.environments.wrapping import parts_of
     from rl_training.experiment.loggers import require_installed
-    from rl_training.experiment.registry import resolve
+    from rl_training.experiment.registry import resolve, spec_of
 
     names = [("env_id", config.env_id), ("eval_env", config.eval_env)]
     for key, name in [*names, *(("wrappers", parts_of(entry)[0]) for entry in config.wrappers)]:
@@ -169,9 +169,11 @@ def _require_permission(config: TrainConfig, elsewhere: bool) -> None:
         remedy = "allow it with --allow-import" if importable else "define it in a module"
         raise ConfigError.of("algo", f"workers would import {config.plugin!r}; no trial was started: {remedy}")
     try:
-        require_installed(config.loggers, allow_import=False)
-        for part in resolve(config).parts:
-            part.import_own(allow_import=False)
+        kept = spec_of(config).sections.defaults.values()
+        with known_elsewhere(kept) if elsewhere else contextlib.nullcontext():
+            require_installed(config.loggers, allow_import=False)
+            for part in resolve(config).parts:
+                part.import_own(allow_import=False)
     except ConfigError as error:
         raise ConfigError(f"{error}; no trial was started", key=error.key) from None
 
