@@ -11,6 +11,7 @@ import re
 import signal
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from benchmarks.evidence.judging import EPISODES, SEED
 from benchmarks.evidence.peers import peers_of
 from benchmarks.evidence.phases import fine_tuning
 from benchmarks.evidence.published import PUBLISHED, published
+from rl_training.display.text import number as shown
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.runs import amend_record
@@ -32,6 +34,7 @@ from rl_training.runs.signals import TrainingInterrupted
 from rl_training.runtime.workflows import evaluate_checkpoint
 from rl_training.seeding import EVALUATION_SEED
 from rl_training.study import Study
+from rl_training.study.claims import Owner, take
 from rl_training.study.description import read_description
 from rl_training.study.packing import pack_study
 from rl_training.study.trials import record_of
@@ -186,6 +189,23 @@ def test_the_end_is_predicted_from_the_last_two_intervals() -> None:
         assert speed.end(100) is None
     speed.add(130.0, 40)
     assert speed.end(100) == 130.0 + 60 * (130.0 - 90.0) / 20
+
+
+def test_a_worker_of_another_machine_is_not_stopped(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its number may be that of any process here."""
+    made = Study(study, output_dir=tmp_path / "out")
+    plan, ours, sent = made.plan(), Owner.me(), list[tuple[int, int]]()
+    group = plan.groups[0]
+    pace = working._Pace(made, plan, 0.0)
+    for owner in (replace(ours, machine="elsewhere"), ours):
+        claim = take(made.folder, group.name, owner, 60.0)
+        assert claim is not None
+        with claim, monkeypatch.context() as patched:
+            patched.setattr(os, "kill", lambda *arguments: sent.append(arguments))
+            assert pace._stop(group) is (owner is ours)
+    assert [one for one in sent if one[1]] == [(os.getpid(), signal.SIGTERM)]
 
 
 @pytest.mark.slow
@@ -672,24 +692,27 @@ def test_results_of_different_budgets_are_not_called_better(tmp_path: Path) -> N
     assert "excludes 0): SAC than TD3." in study_page.section(both)
 
 
-def test_the_return_of_the_data_is_shown_with_the_results(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("ends", "mean", "std"), [([2, 5], 7.5, 4.5 * 2**0.5), ([5], 15.0, 0.0)])
+def test_the_return_of_the_data_is_shown_with_the_results(
+    ends: list[int], mean: float, std: float, tmp_path: Path
+) -> None:
     rows = {"observations": np.zeros((6, 3)), "next_observations": np.zeros((6, 3)), "actions": np.zeros((6, 1))}
-    ends = np.array([0, 0, 1, 0, 0, 1], bool)
+    timeouts = np.isin(np.arange(6), ends)
     columns = {key: value.astype(np.float32) for key, value in rows.items()}
     np.savez(
         tmp_path / "some.npz",
         rewards=np.arange(6, dtype=np.float32),
-        terminals=~ends & ends,
-        timeouts=ends,
+        terminals=np.zeros(6, bool),
+        timeouts=timeouts,
         **columns,
     )
     kept = made(range(3))
     for run in kept["runs"].values():
         run |= {"env_id": "Pendulum-v1", "dataset": {"name": "some", "rows": 6, "fingerprint": "f"}}
     keeping.note_data(kept, tmp_path)
-    assert kept["data"] == {"some": {"episodes": 2, "mean": 7.5, "std": pytest.approx(40.5**0.5)}}
+    assert kept["data"] == {"some": {"episodes": len(ends), "mean": mean, "std": pytest.approx(std)}}
     del kept["settings"][0]["algo_kwargs.buffer_capacity"]
-    assert "| *the data, 2 episodes* |  |  |  | 7.50 |" in study_page.section(kept)
+    assert f"| *the data, {len(ends)} episodes* |  |  |  | {shown(mean)} |" in study_page.section(kept)
 
 
 def test_final_evaluations_use_other_episodes_than_training() -> None:

@@ -124,6 +124,7 @@ def test_no_seed_is_resumed_while_one_is_in_use(tmp_path: Path) -> None:
     with lock_run(model.members[1].run_dir), pytest.raises(RunInUse):
         model.resume(30, progress_bar=False)
     assert [member._steps for member in model.members] == [20, 20]
+    assert [result.metrics["global_step"] for result in model.resume(progress_bar=False)] == [20, 20]
     assert [result.metrics["global_step"] for result in model.resume(30, progress_bar=False)] == [30, 30]
 
 

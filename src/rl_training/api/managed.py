@@ -203,11 +203,11 @@ class ManagedAlgorithm(TrainedModel, Generic[Seeds]):
         self._require_newest()
         self._replace_environments(env, eval_env)
         changes = self._environments() | ({} if total_timesteps is None else {"total_timesteps": total_timesteps})
-        # Members that an aborted resume had not begun have a smaller total than this model.
-        run: dict[str, Any] = {"at_least": self.config.total_timesteps} if total_timesteps is None else {}
         self.config, data = resolve_data(dataset, self.config.replace(**changes), self._given)
         self._dataset = self._dataset if dataset is None else data
-        run |= {"callbacks": watching, "dataset": self._dataset, "given": self._given}
+        run: dict[str, Any] = {"callbacks": watching, "dataset": self._dataset, "given": self._given}
+        if total_timesteps is None:
+            run["at_least"] = self._total  # members that an aborted resume had not begun have a smaller one
         if dataset is not None and data is None:  # the run has settings that it decided when it started
             run["data_settings"] = naming_data(self.config)
         run |= {"changes": changes, "loggers": as_loggers(loggers), "quiet": not progress_bar}

@@ -28,6 +28,7 @@ class TrainedModel:
     _given: UserEnvironments
     _dataset: TransitionDataset | None = None
     _steps = 0
+    _total = 0  # `total_timesteps` of the last training that has begun
     _loaded: LoadedPolicy | None = None
     _values: LoadedValues | None = None
 
@@ -38,6 +39,7 @@ class TrainedModel:
 
     def _record_results(self, results: Sequence[TrainResult]) -> TrainResult | list[TrainResult]:
         """Store the checkpoint of the run, or the members of a population; return the result or results."""
+        self._total = self.config.total_timesteps
         if self.config.seeds is not None:
             results = self._with_left_out(results)
             self.members = [self._member(seed, result) for seed, result in zip(self.config.seeds, results)]
