@@ -59,8 +59,10 @@ def class_of(algo: str) -> type[ManagedAlgorithm]:
 
 def reached(algo: str, kept: Kept | None) -> bool | None:
     """Whether every seed reached the required return; None if fewer than `_SEEDS` seeds have been evaluated."""
-    runs = [run for run in (kept or {"runs": {}})["runs"].values() if run["algo"] == algo and "judged" in run]
-    if kept is None or len(runs) < _SEEDS:
+    if kept is None:
+        return None
+    runs = [run for run in kept["runs"].values() if run["algo"] == algo and "judged" in run]
+    if len(runs) < _SEEDS:
         return None
     line, episodes = BARE[algo].line, len(runs[0]["judged"]["returns"])
     if line is None:
@@ -74,7 +76,7 @@ def budgets() -> str:
     kept, found = load(RESULTS / "evidence" / f"{STUDY.stem}.json"), dict[tuple[str, ...], list[str]]()
     for algo, bare in BARE.items():
         unit = "updates" if get_algorithm_spec(algo).regime == "offline" else "steps"
-        line = "the mean of its data" if bare.line is None else f"{bare.line:g}"
+        line = "the mean of its data, less one standard error" if bare.line is None else f"{bare.line:g}"
         line = {True: line, False: f"{line}, missed by a seed", None: "not measured yet"}[reached(algo, kept)]
         found.setdefault((bare.env, line, f"{bare.budget:,} {unit}"), []).append(f"`{class_of(algo).__name__}`")
     return table(["", "return", "within", "classes"], ([*task, ", ".join(names)] for task, names in found.items()))

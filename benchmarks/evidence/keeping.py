@@ -104,8 +104,8 @@ def note_data(kept: Kept, folder: Path) -> None:
         if name not in kept["data"] and all(file.is_file() for file in files):
             spaces = spaces_of(TrainConfig(algo="bc", env_id=env_id, total_timesteps=1))
             returns = data_returns(files, spaces, env_id if env_id.startswith(PREFIX) else "npz")
-            mean, std = statistics.fmean(returns), statistics.stdev(returns)
-            kept["data"][name] = {"episodes": len(returns), "mean": mean, "std": std}
+            std = statistics.stdev(returns) if len(returns) > 1 else 0.0
+            kept["data"][name] = {"episodes": len(returns), "mean": statistics.fmean(returns), "std": std}
 
 
 def judge_all(

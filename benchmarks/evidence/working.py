@@ -197,10 +197,10 @@ class _Pace:
             self._speeds.clear()  # the others become faster
 
     def _stop(self, group: Group) -> bool:
-        """Stop the worker that trains a group; it saves its runs."""
+        """Stop the worker that trains a group, if it is a process of this machine; it saves its runs."""
         folder = self._study.folder
         claim = held_claim(folder, group.name, self._plan.claim_timeout, DiskClock(folder))
-        if claim is None or claim.owner is None or claim.owner.is_gone:
+        if claim is None or claim.owner is None or not claim.owner.is_process(claim.owner.pid):
             return False
         os.kill(claim.owner.pid, signal.SIGTERM)
         return True
