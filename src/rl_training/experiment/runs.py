@@ -94,13 +94,16 @@ def _package_versions() -> dict[str, str]:
 
 
 def machine_record() -> dict[str, Any]:
-    """What bit-exact results of a CPU run depend on: versions, instruction set, threads."""
+    """What bit-exact results of a CPU run depend on: versions, instruction set, library of products, threads."""
     import torch  # imported late: reading run folders does not need it
+
+    from rl_training.processor import product_library
 
     versions = {"python": platform.python_version(), "rl_training": __version__}
     return {
         "versions": versions | _package_versions(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "products": product_library(),
         "threads": torch.get_num_threads(),
         "platform": platform.platform(),
     }
@@ -109,8 +112,10 @@ def machine_record() -> dict[str, Any]:
 def machine_changes(record: Mapping[str, Any]) -> list[str]:
     """The differences between a run's record and this process that affect bit-exact results, one phrase each."""
     now = machine_record()
-    old = record.get("versions", {}) | {name: record.get(name) for name in ("cpu_capability", "threads")}
-    new = now["versions"] | {name: now[name] for name in ("cpu_capability", "threads")}
+    before = {"products": "blas", **record}  # versions that did not record it had no other
+    parts = ("cpu_capability", "products", "threads")
+    old = before.get("versions", {}) | {name: before.get(name) for name in parts}
+    new = now["versions"] | {name: now[name] for name in parts}
     return [f"{name} {old.get(name)} -> {value}" for name, value in new.items() if old.get(name) != value]
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from rl_training.errors import ConfigError
 from rl_training.importing import find_permitted
+from rl_training.models.products import multiply
 from rl_training.models.steps import Step, as_array
 from rl_training.settings import OnlyWith, PositiveFloat, PositiveInt, Settings, Sizes
 
@@ -161,7 +162,7 @@ def rounded(x: Tensor, weight: Tensor) -> Tensor:
 def product(x: Tensor, weight: Tensor) -> Tensor:
     """`x [N, B, in]` times `weight [N, in, out]`; bfloat16 products are summed in float32 and rounded."""
     x = rounded(x, weight)
-    return torch.bmm(x, weight.bfloat16()).float() if x.dtype == torch.bfloat16 else torch.bmm(x, weight)
+    return torch.bmm(x, weight.bfloat16()).float() if x.dtype == torch.bfloat16 else multiply(x, weight)
 
 
 class EnsembleLinear(nn.Module):
@@ -344,7 +345,7 @@ class EnsembleMLP(EnsembleNetwork):
             x = F.relu(x, inplace=True)
         slope = self.head.weight.transpose(1, 2) * masks[-1]  # [N, B, H]
         for linear, mask in zip(reversed(list(self.hidden)[1:]), reversed(masks[:-1])):
-            slope = torch.bmm(slope, linear.weight.transpose(1, 2)) * mask  # type: ignore[operator]
+            slope = multiply(slope, linear.weight.mT) * mask  # type: ignore[arg-type]
         first = self.hidden[0].weight[:, -columns:, :]  # type: ignore[index]
         return self.head(x, select), torch.bmm(slope, first.transpose(1, 2))
 

@@ -1,0 +1,59 @@
+"""Batched matrix products; large ones in float32 by the library that is fastest on this CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rl_training.processor import BLAS, onednn_product, product_library
+
+# Multiplications of one network. Below this number, oneDNN's longer calls take more time than it saves (measured
+# with 2 threads on an AMD Zen 5).
+_LEAST = 1 << 23
+
+
+class _Product(torch.autograd.Function):
+    """`x [N, B, in]` times `weight [N, in, out]` by oneDNN. The gradients are products of the same size."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor) -> Tensor:
+        products = [onednn_product(*factors) for factors in zip(x, weight.mT)]
+        if len(products) > 1:
+            return torch.stack(products)
+        # Not a view, because activations change it in place, which autograd forbids for a view of a Function.
+        return torch.ops.aten._unsafe_view(products[0], [1, *products[0].shape])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        of_x, of_weight = ctx.needs_input_grad
+        return _product(gradient, weight.mT) if of_x else None, _product(x.mT, gradient) if of_weight else None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *factors: Tensor) -> tuple[Tensor, int]:
+        """The networks of a population's members are more networks."""
+        size = info.batch_size
+        x, weight = (
+            factor.expand(size, *factor.shape) if dim is None else factor.movedim(dim, 0)
+            for factor, dim in zip(factors, in_dims)
+        )
+        return _product(x.flatten(0, 1), weight.flatten(0, 1)).reshape(*x.shape[:-1], -1), 0
+
+
+def _product(x: Tensor, weight: Tensor) -> Tensor:
+    found: Tensor = _Product.apply(x, weight)  # type: ignore[no-untyped-call]
+    return found
+
+
+def multiply(x: Tensor, weight: Tensor) -> Tensor:
+    """`x [N, B, in]` times `weight [N, in, out]`."""
+    small = x.shape[-2] * weight.shape[-2] * weight.shape[-1] < _LEAST
+    if small or x.is_cuda or x.dtype != torch.float32 or product_library() == BLAS or torch.compiler.is_compiling():
+        return torch.bmm(x, weight)
+    return _product(x, weight)
