@@ -54,6 +54,7 @@ def _product(x: Tensor, weight: Tensor) -> Tensor:
 def multiply(x: Tensor, weight: Tensor) -> Tensor:
     """`x [N, B, in]` times `weight [N, in, out]`."""
     small = x.shape[-2] * weight.shape[-2] * weight.shape[-1] < _LEAST
-    if small or x.is_cuda or x.dtype != torch.float32 or product_library() == BLAS or torch.compiler.is_compiling():
+    usual = x.is_cuda or x.dtype != torch.float32 or torch.compiler.is_compiling()
+    if small or usual or product_library() == BLAS:
         return torch.bmm(x, weight)
     return _product(x, weight)
