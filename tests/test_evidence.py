@@ -325,9 +325,9 @@ def test_earlier_results_of_a_study_that_is_not_started_are_passed_on(
 def test_a_time_limit_before_the_first_worker_starts_ends_the_study(
     study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reopen = working.reopen_failed
+    reopen = working.reopen
     monkeypatch.setattr(os, "posix_spawn", posix.posix_spawn)  # a forked worker would have the handlers of the pool
-    monkeypatch.setattr(working, "reopen_failed", lambda *of, **kinds: (time.sleep(0.5), reopen(*of, **kinds)))
+    monkeypatch.setattr(working, "reopen", lambda *of: (time.sleep(0.5), reopen(*of)))
     order = working.Order(tmp_path / "out", commit="abc")
     status = working._worked(working.prepared(study, order), 0.05, "abc", order)
     assert status.counts["done"] == 0

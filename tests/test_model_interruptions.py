@@ -124,8 +124,19 @@ def test_no_seed_is_resumed_while_one_is_in_use(tmp_path: Path) -> None:
     with lock_run(model.members[1].run_dir), pytest.raises(RunInUse):
         model.resume(30, progress_bar=False)
     assert [member._steps for member in model.members] == [20, 20]
-    assert [result.metrics["global_step"] for result in model.resume(progress_bar=False)] == [20, 20]
+    for _ in range(2):  # to the last total that was trained, not to the one that was refused
+        assert [result.metrics["global_step"] for result in model.resume(progress_bar=False)] == [20, 20]
     assert [result.metrics["global_step"] for result in model.resume(30, progress_bar=False)] == [30, 30]
+
+
+def test_a_total_that_was_refused_is_forgotten(tmp_path: Path) -> None:
+    model: Any = SAC(tiny("sac", tmp_path, total_timesteps=20))
+    model.learn(progress_bar=False)
+    for again in (model, SAC.load(model.run_dir)):
+        with lock_run(model.run_dir), pytest.raises(RunInUse):
+            again.resume(30, progress_bar=False)
+        for _ in range(2):
+            assert again.resume(progress_bar=False).metrics["global_step"] == 20
 
 
 def test_a_diverged_seed_keeps_its_place(tmp_path: Path) -> None:

@@ -249,11 +249,26 @@ def test_a_population_reads_terms_of_its_update_if_there_is_one_call_of_minimize
     settings = {**SMALL, "train_frequency": 1, "seeds": [0, 1], "population": population}
     model = managed("Pendulum-v1", output_dir=str(tmp_path), **settings)
     if (base, population) == (CrossQ, "auto"):
-        with pytest.raises(ConfigError, match="calls minimize 2 times and reads its term 'critic_loss'"):
+        with pytest.raises(ConfigError, match="calls minimize 2 times and computes the term 'twice' from terms"):
             model.learn(40, progress_bar=False)
         return
     for result in model.learn(40, progress_bar=False):
         assert result.metrics["twice"] == pytest.approx(2 * result.metrics["critic_loss"])
+
+
+@pytest.mark.parametrize("read", ["get", "values", "merged"])
+def test_a_population_refuses_terms_that_are_computed_from_those_of_another_call(read: str, tmp_path: Path) -> None:
+    def gradient_step(self: Learner, *arguments: Any) -> Any:
+        terms = CrossQ.gradient_step(self, *arguments)
+        merged = {**terms} | {"mine": torch.ones(())}
+        merged["other"] = 2 * merged["mine"]  # no term of `minimize`
+        own = {"get": terms.get("critic_loss"), "values": sum(terms.values()), "merged": merged.get("critic_loss")}
+        return merged | {"twice": 2 * own[read]}
+
+    managed = rl_training.register(type("Mine", (CrossQ,), {"name": "mine", "gradient_step": gradient_step}))
+    settings = {**SMALL, "train_frequency": 1, "seeds": [0, 1]}
+    with pytest.raises(ConfigError, match="computes the term 'twice' from terms that it returned"):
+        managed("Pendulum-v1", output_dir=str(tmp_path), **settings).learn(40, progress_bar=False)
 
 
 @pytest.mark.parametrize(
@@ -529,17 +544,22 @@ def test_a_planned_study_goes_on_with_permission(
 
 
 @pytest.mark.parametrize(
-    ("place", "remedy"), [("plugged", "allow it with --allow-import"), ("__main__", "define it in a module")]
+    ("place", "name", "remedy"),
+    [
+        ("plugged", "Mine", "allow it with --allow-import"),
+        ("plugged", "make.<locals>.Mine", "define it in a module"),
+        ("__main__", "Mine", "define it in a module"),
+    ],
 )
 def test_workers_do_not_know_what_this_process_has_registered(
-    place: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: str, name: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    own = type("Mine", (SAC,), {"name": "mine", "__module__": place})
+    own = type("Mine", (SAC,), {"name": "mine", "__module__": place, "__qualname__": name})
     rl_training.register(own)
     small = {**SMALL, "total_timesteps": 40, "algo": "mine"}
     study = rl_training.Study({"name": "own", "base": "sac/pendulum", "seeds": "0..1", "set": small})
-    told = f"algo: workers would import '{place}:Mine'; no trial was started: {remedy}"
+    told = f"algo: workers would import '{place}:{name}'; no trial was started: {remedy}"
     with pytest.raises(ConfigError, match=re.escape(told)):
         study.run(workers=2)
     assert not study.status().failed
@@ -555,7 +575,7 @@ def test_workers_do_not_know_what_this_process_has_imported(
     given: dict[str, Any] = {"name": "own", "base": "sac/pendulum", "seeds": "0..1", "set": needing | small}
     rl_training.Study(given, allow_import=True).plan()
     study = rl_training.Study("studies/own")
-    with pytest.raises(ConfigError, match=r"would import the module 'plugged'; .*; no trial was started$"):
+    with pytest.raises(ConfigError, match=r"'plugged'; allow it with --allow-import; no trial was started$"):
         study.run(workers=2)
     assert study.run().counts["done"] == 2  # this process has imported it
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
+from benchmarks.speed import cases, depth
 from rl_training import processor
 from rl_training.algorithms import EDAC, SAC, FlashSAC
 from rl_training.experiment import runs
@@ -88,6 +89,32 @@ def test_small_products_and_other_types_are_torch_s(onednn: Calls, monkeypatch: 
     monkeypatch.setattr(products, "_LEAST", 65)
     assert products.multiply(wide.float(), wide.float()).shape == (1, 4, 4)
     assert onednn == []
+
+
+@needs_onednn
+def test_a_wrong_number_of_networks_is_an_error(onednn: Calls) -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        products.multiply(torch.ones(3, 4, 4), torch.ones(2, 4, 4))
+
+
+@needs_onednn
+def test_the_bounds_of_the_benchmarks_count_them(onednn: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = next(case for case in cases.CASES if case.name == "SAC")
+    monkeypatch.setattr(depth, "product_library", lambda: "onednn")
+    found = depth.operations(case, 16)
+    assert onednn
+    monkeypatch.setattr(products, "product_library", lambda: "blas")
+    assert found == depth.operations(case, 16)
+
+
+@needs_onednn
+def test_the_library_does_not_depend_on_the_default_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert processor._has_onednn()
+    finally:
+        torch.set_default_dtype(before)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from rl_training.runtime.workflows import predict_checkpoint
 from rl_training.study import Study, packing
 from rl_training.study.packing import pack_study, unpack_study
 from rl_training.study.plan import read_plan
-from rl_training.study.trials import FULL_DISK, Failure, note_failure, record_of
+from rl_training.study.trials import FULL_DISK, Failure, note_failure, read_failure, record_of
 from rl_training.study.worker import restart_unfinished
 from tests.reliability.processes import Child, command
 from tests.studies import contents, homes, study_in
@@ -251,6 +251,18 @@ def test_without_policies_it_is_smaller_and_tells_the_same(study: Path, packed: 
     assert not [name for name in zipfile.ZipFile(tmp_path / "none.zip").namelist() if "safetensors" in name]
     assert (tmp_path / "none.zip").stat().st_size < packed.stat().st_size
     assert Study(unpack_study(tmp_path / "none.zip", tmp_path / "back")).frame() == Study(study).frame()
+
+
+def test_retry_failed_keeps_the_failure_of_a_trial_without_checkpoints(packed: Path, tmp_path: Path) -> None:
+    back = unpack_study(packed, tmp_path / "back")
+    plan, (_, home) = read_plan(back), homes(back)
+    amend_record(home, status="failed")
+    failed = next(trial for trial in plan.trials if trial.name == home.name)
+    note_failure(back, failed, Failure(1, "a reason"))
+    with pytest.raises(CheckpointError, match="unfinished and without checkpoints"):
+        Study(back).run(retry_failed=True)
+    assert read_failure(back, failed) == Failure(1, "a reason")
+    assert Study(back).run().counts["failed"] == 1
 
 
 def test_what_was_packed_after_the_disk_was_full_starts_again(study: Path, packed: Path, tmp_path: Path) -> None:

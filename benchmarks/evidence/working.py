@@ -26,7 +26,7 @@ from rl_training.study.packing import Policies, pack_study, unpack_study
 from rl_training.study.plan import RUNS, Group, Plan, read_plan
 from rl_training.study.status import StudyStatus
 from rl_training.study.study import Study, TrialWatcher
-from rl_training.study.trials import FULL_DISK, NEVER_RETRIED, home_of, record_of, reopen_failed
+from rl_training.study.trials import FULL_DISK, NEVER_RETRIED, failed_trials, home_of, record_of, reopen
 from rl_training.study.worker import restart_unfinished
 from rl_training.study.worker_pool import LocalPool
 
@@ -125,7 +125,7 @@ def _train(
     """
     watched = threading.Event()
     pace = None if end is None else _Pace(study, plan, end)
-    reopen_failed(study.folder, plan, NEVER_RETRIED, only=(FULL_DISK,))
+    reopen(study.folder, failed_trials(study.folder, plan, NEVER_RETRIED, only=(FULL_DISK,)))
     print(f"{plan.name}: {len(plan.trials)} trials in {study.folder}", flush=True)
     with TrialWatcher(study.folder, lambda text: print(text, flush=True)) as ended:
 
@@ -202,7 +202,8 @@ class _Pace:
         claim = held_claim(folder, group.name, self._plan.claim_timeout, DiskClock(folder))
         if claim is None or claim.owner is None or not claim.owner.is_process(claim.owner.pid):
             return False
-        os.kill(claim.owner.pid, signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.kill(claim.owner.pid, signal.SIGTERM)
         return True
 
 

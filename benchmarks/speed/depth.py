@@ -22,6 +22,7 @@ from benchmarks.speed import cases
 from benchmarks.speed.cases import Case
 from benchmarks.speed.timing import Runs, alternate, wait
 from rl_training.algorithms.base import Learner
+from rl_training.processor import BLAS, product_library
 from rl_training.updates.updater import set_precision
 
 Found = Iterator[tuple[str, Entry]]
@@ -135,10 +136,16 @@ def scaling(chosen: list[Case], options: argparse.Namespace, device: torch.devic
             yield f"{case.name}/{axis}", {"case": case.name, "axis": axis, "tf32": options.tf32, "rates": rates}
 
 
+def _multiplied(x: list[int], transposed: list[int], *others: Any, **named: Any) -> float:
+    """Operations of `onednn_product`, from the shapes of its factors."""
+    return 2 * math.prod(x) * transposed[0]
+
+
 def operations(case: Case, batch: int) -> float:
     """Floating-point operations of the matrix products of one update, averaged over the learner's variants."""
     runner = cases.updater(case, torch.device("cpu"), acceleration="eager", batch=batch)
-    with FlopCounterMode(display=False) as counter:
+    own = {torch.ops.mkldnn._linear_pointwise: _multiplied} if product_library() != BLAS else {}
+    with FlopCounterMode(display=False, custom_mapping=own) as counter:
         runner.run(case.period)
     return float(counter.get_total_flops()) / case.period
 

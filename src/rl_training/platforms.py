@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -74,14 +72,6 @@ def after_fork(action: Callable[[], object]) -> None:
     """Call `action` in each process that is forked from this one."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=action)
-
-
-def cpu_vendor() -> str:
-    """The maker of the processor by its own name, such as `AuthenticAMD`; empty if the system does not tell."""
-    with contextlib.suppress(OSError, StopIteration):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line for line in lines if line.startswith("vendor_id")).partition(":")[2].strip()
-    return platform.processor().rpartition(", ")[2]  # Windows: "AMD64 Family 25 Model 33 Stepping 2, AuthenticAMD"
 
 
 def flags(*names: str) -> int:

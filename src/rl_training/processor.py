@@ -24,7 +24,8 @@ def maker() -> str:
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return next(line for line in lines if line.startswith("vendor_id")).partition(":")[2].strip()
-    return platform.processor().rpartition(", ")[2]  # Windows: "AMD64 Family 25 Model 33 Stepping 2, AuthenticAMD"
+    _, comma, name = platform.processor().rpartition(", ")  # Windows: "AMD64 Family 25 Model 33, AuthenticAMD"
+    return name if comma else ""
 
 
 @functools.cache
@@ -46,8 +47,9 @@ def onednn_product(x: Tensor, transposed: Tensor) -> Tensor:
 
 
 def _has_onednn() -> bool:
+    one = torch.ones(2, 2, dtype=torch.float32, device="cpu")
     try:
-        onednn_product(torch.ones(2, 2), torch.ones(2, 2))
+        onednn_product(one, one)
     except (AttributeError, RuntimeError):
         return False
     return True

@@ -32,28 +32,16 @@ class Phase(NamedTuple):
 
 @dataclass
 class Variant:
-    """Draws and phases of one variant of `gradient_step`, and the terms of `minimize` that it reads."""
+    """Draws and phases of one variant of `gradient_step`."""
 
     draws: list[Draw] = field(default_factory=list)
     phases: list[Phase] = field(default_factory=list)
-    reads: list[str] = field(default_factory=list)
-
-
-class _Terms(Terms):
-    """Terms that append the name of each one that is read to `reads`."""
-
-    def __init__(self, terms: Terms, reads: list[str]) -> None:
-        super().__init__(terms)
-        self._reads = reads
-
-    def __getitem__(self, name: str) -> Tensor:
-        self._reads.append(name)
-        return super().__getitem__(name)
+    derived: list[str] = field(default_factory=list)  # terms that it computes from those that `minimize` returned
 
 
 def trace_draws(learner: Learner, variant: Hashable, rows: Tensor, layout: Any) -> Variant:
-    """Dry run of `variant` on `rows [B, width]` with any values; the learner does not change."""
-    found = Variant()
+    """Dry run of `variant` on `rows [B, width]` with any valid values; the learner does not change."""
+    found, returned = Variant(), list[Tensor]()
 
     def draw(kind: Kind, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         found.draws.append(Draw(kind, tuple(shape)))
@@ -62,9 +50,16 @@ def trace_draws(learner: Learner, variant: Hashable, rows: Tensor, layout: Any) 
     def on_losses(inputs: tuple[Any, ...], objectives: Objectives, tau: Any) -> Terms:
         _, terms = template.compute_phase(inputs, objectives)
         found.phases.append(Phase(tuple(chain(*names_of(objectives))), tau))
-        return _Terms(terms, found.reads)
+        returned.extend(term.requires_grad_() for term in terms.values() if term.is_floating_point())
+        return terms
+
+    def is_derived(term: Tensor) -> bool:
+        used = term.grad_fn and torch.autograd.grad(term, returned, allow_unused=True, retain_graph=True)
+        return any(gradient is not None for gradient in used or ())
 
     template = copy.copy(learner)
     template.execution = Execution(draw=draw, on_losses=on_losses)
-    require_terms(template, template.gradient_step(template.normalized(layout.unpack(rows)), variant))
+    terms = template.gradient_step(template.normalized(layout.unpack(rows)), variant)
+    require_terms(template, terms)
+    found.derived = [name for name, term in terms.items() if is_derived(term)]
     return found

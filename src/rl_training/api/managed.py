@@ -203,7 +203,8 @@ class ManagedAlgorithm(TrainedModel, Generic[Seeds]):
         self._require_newest()
         self._replace_environments(env, eval_env)
         changes = self._environments() | ({} if total_timesteps is None else {"total_timesteps": total_timesteps})
-        self.config, data = resolve_data(dataset, self.config.replace(**changes), self._given)
+        config = self.config.replace(**{"total_timesteps": self._total, **changes})
+        self.config, data = resolve_data(dataset, config, self._given)
         self._dataset = self._dataset if dataset is None else data
         run: dict[str, Any] = {"callbacks": watching, "dataset": self._dataset, "given": self._given}
         if total_timesteps is None:
@@ -324,7 +325,7 @@ class ManagedAlgorithm(TrainedModel, Generic[Seeds]):
         model = (managed_class(cls, spec_of(config)) if cls is ManagedAlgorithm else cls)(config)
         assert isinstance(model, cls)
         model.checkpoint_path = checkpoint.path
-        model._steps = steps_made(checkpoint)
+        model._steps, model._total = steps_made(checkpoint), config.total_timesteps
         model._loaded = loading.load_policy(checkpoint, allow_import=allow_import)
         model._replace_environments(env, eval_env, wrappers, env_kwargs)
         return model

@@ -28,7 +28,7 @@ class TrainedModel:
     _given: UserEnvironments
     _dataset: TransitionDataset | None = None
     _steps = 0
-    _total = 0  # `total_timesteps` of the last training that has begun
+    _total = 0  # of the last training that has begun; `config` has that of one that was refused too
     _loaded: LoadedPolicy | None = None
     _values: LoadedValues | None = None
 
@@ -87,6 +87,7 @@ class TrainedModel:
         member = known.get(result.run_dir) or new(config)
         member.config = config
         member._given, member._dataset, member._population = self._given, self._dataset, self
+        member._total = self._total
         member._take(result)
         return member
 

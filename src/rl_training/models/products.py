@@ -19,7 +19,7 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor) -> Tensor:
-        products = [onednn_product(*factors) for factors in zip(x, weight.mT)]
+        products = [onednn_product(*factors) for factors in zip(x, weight.mT, strict=True)]
         if len(products) > 1:
             return torch.stack(products)
         # Not a view, because activations change it in place, which autograd forbids for a view of a Function.

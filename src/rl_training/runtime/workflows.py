@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rl_training.environments.filming import filmed, frame_rate, prepare_drawing, with_progress, without_render_mode
@@ -102,9 +103,9 @@ def _require_playable(path: str | Path, loaded: LoadedPolicy, evaluator: Evaluat
 
 
 def _episode_seed(seed: int | None) -> int:
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0):
         raise ConfigError(f"seed must be a whole number >= 0, got {seed!r}")
-    return EVALUATION_SEED if seed is None else seed
+    return EVALUATION_SEED if seed is None else int(seed)
 
 
 def _play(evaluator: Evaluator, loaded: LoadedPolicy, episodes: int, deterministic: bool | None) -> Played:

@@ -18,8 +18,9 @@ from rl_training.study.status import StudyStatus, TrialStatus, read_status
 from rl_training.study.trials import (
     FULL_DISK,
     NEVER_RETRIED,
+    failed_trials,
     home_of,
-    reopen_failed,
+    reopen,
     require_checkpoints,
     require_data,
     require_permission,
@@ -187,8 +188,9 @@ class Study:
 
     def _until_over(self, plan: Plan, work: Callable[[int], None], retry_failed: bool, say: Say) -> StudyStatus:
         """Call `work` with the number of waiting trials until every trial is done or failed."""
-        reopen_failed(self.folder, plan, NEVER_RETRIED, only=None if retry_failed else (FULL_DISK,))
-        require_checkpoints(self.folder, plan)
+        again = failed_trials(self.folder, plan, NEVER_RETRIED, only=None if retry_failed else (FULL_DISK,))
+        require_checkpoints(self.folder, plan, again)
+        reopen(self.folder, again)
         say(f"{plan.name}: {len(plan.trials)} trials in {self.folder}")
         idle = 0
         while not (status := self.status()).is_over:

@@ -6,7 +6,7 @@ import contextlib
 import csv
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,14 +125,18 @@ def _require_origins(study: Path, plan: Plan) -> None:
             ) from None
 
 
-def require_checkpoints(study: Path, plan: Plan) -> None:
-    """Raise if open trials have lost their checkpoints, as all unfinished trials of an unpacked study have."""
+def require_checkpoints(study: Path, plan: Plan, again: Collection[Trial] = ()) -> None:
+    """Raise if open trials, or those of `again`, have lost their checkpoints.
+
+    All unfinished trials of an unpacked study have.
+    """
     lost = []
     for trial in plan.trials:
         home = home_of(study, trial)
         record = record_of(home)
         has_saved = record.get("saved") or record.get("pruned")
-        if has_saved and is_open(study, trial) and not list_checkpoints(home / "checkpoints"):
+        waits = not is_done(record) and (trial in again or read_failure(study, trial) is None)
+        if has_saved and waits and not list_checkpoints(home / "checkpoints"):
             lost.append(home)
     if lost:
         others = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
@@ -165,7 +169,7 @@ def _require_permission(config: TrainConfig, elsewhere: bool) -> None:
         if ":" in (name or ""):
             raise would_import(str(name), key, effect="no trial was started: ")
     if elsewhere and config.plugin is not None and config.algo not in installed_algorithms():
-        importable = not config.plugin.startswith("__main__:")
+        importable = not config.plugin.startswith("__main__:") and "<" not in config.plugin
         remedy = "allow it with --allow-import" if importable else "define it in a module"
         raise ConfigError.of("algo", f"workers would import {config.plugin!r}; no trial was started: {remedy}")
     try:
@@ -178,15 +182,18 @@ def _require_permission(config: TrainConfig, elsewhere: bool) -> None:
         raise ConfigError(f"{error}; no trial was started", key=error.key) from None
 
 
-def reopen_failed(study: Path, plan: Plan, never: Sequence[int] = (), only: Sequence[int] | None = None) -> None:
-    """Delete the failures of a study, so that the trials are open again.
+def failed_trials(
+    study: Path, plan: Plan, never: Sequence[int] = (), only: Sequence[int] | None = None
+) -> list[Trial]:
+    """The failed trials, except those with codes of `never`; if `only` is given, just those with its codes."""
+    codes = ((trial, failure.code) for trial in plan.trials if (failure := read_failure(study, trial)) is not None)
+    return [trial for trial, code in codes if code not in never and (only is None or code in only)]
 
-    Failures of the codes `never` are kept; if `only` is given, so are all except those of its codes.
-    """
-    for trial in plan.trials:
-        failure = read_failure(study, trial)
-        if failure is not None and failure.code not in never and (only is None or failure.code in only):
-            (study / failure_name(trial)).unlink(missing_ok=True)
+
+def reopen(study: Path, failed: Iterable[Trial]) -> None:
+    """Delete the failures of trials, so that they are open again."""
+    for trial in failed:
+        (study / failure_name(trial)).unlink(missing_ok=True)
 
 
 def read_failure(study: Path, trial: Trial) -> Failure | None:

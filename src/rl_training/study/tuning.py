@@ -26,7 +26,7 @@ from rl_training.study.planning import Checksums, has_begun, prepare, require_ow
 from rl_training.study.sampler import propose, require_optuna
 from rl_training.study.status import StudyStatus, TrialStatus
 from rl_training.study.study import ONE_THREAD_EACH, Say, Study, require_workers
-from rl_training.study.trials import FULL_DISK, reopen_failed
+from rl_training.study.trials import FULL_DISK, failed_trials, reopen
 from rl_training.study.tuning_file import read_tuning
 from rl_training.study.tuning_record import Outcome, TrialResult, TuningResult, read_record, write_record
 
@@ -118,7 +118,7 @@ class Tuning:
         plan = read_plan(self.folder) if (self.folder / PLAN).exists() else None
         if old is None or plan is None or not has_begun(self.folder, plan):
             if plan is not None:  # the reason for which no trial could begin may be gone
-                reopen_failed(self.folder, plan)
+                reopen(self.folder, failed_trials(self.folder, plan))
             new = self._asked(TuningResult(self._description.name, fixed, (TrialResult(),)), together - 1)
             write_record(self.folder, new, claim.check)
             return new

@@ -47,6 +47,7 @@ from rl_training.study.plan import RUNS, Group, Plan, Trial, read_plan
 from rl_training.study.trials import (
     FULL_DISK,
     Failure,
+    failed_trials,
     failure_of,
     has_failed,
     home_of,
@@ -54,7 +55,7 @@ from rl_training.study.trials import (
     is_open,
     note_failure,
     record_of,
-    reopen_failed,
+    reopen,
 )
 
 # A trial is given up after this many workers in a row died in it without progress: the first number if the kernel's
@@ -280,7 +281,7 @@ def restart_unfinished(folder: Path, plan: Plan) -> list[Trial]:
     Packed studies have no checkpoints: if a study is packed before it is done and unpacked elsewhere, its
     unfinished trials start from the beginning, also those that ended because the disk was full.
     """
-    reopen_failed(folder, plan, only=(FULL_DISK,))
+    reopen(folder, failed_trials(folder, plan, only=(FULL_DISK,)))
     again = []
     for trial in plan.trials:
         home = home_of(folder, trial)

@@ -239,10 +239,11 @@ class Stack:
         """Random draws and phases of `variant`, from a dry run on rows of zeros."""
         rows = torch.zeros((batch_size, layout.width), dtype=self.dtype, device=self.device)
         found = trace_draws(self._template, variant, rows, layout)
-        if found.reads and len(found.phases) > 1:  # `_Trace` returns the terms of one phase
+        if found.derived and len(found.phases) > 1:  # `_Trace` returns the terms of one phase
             raise ConfigError(
-                f"{self._template.name}: gradient_step calls minimize {len(found.phases)} times and reads its term "
-                f"{found.reads[0]!r}, which a population cannot; read it in the loss, or set population: off",
+                f"{self._template.name}: gradient_step calls minimize {len(found.phases)} times and computes the "
+                f"term {found.derived[0]!r} from terms that it returned, which a population cannot; compute it in "
+                "the loss, or set population: off",
                 key="population",
             )
         return found
