@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from benchmarks import records
+from rl_training.processor import BLAS, product_library
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -104,12 +105,13 @@ def machine(device: str) -> str:
 
 def stamp(device: str) -> Entry:
     """Common fields of all entries: machine, versions and date."""
+    own = {"products": "by oneDNN"} if device == "cpu" and product_library() != BLAS else {}
     return {
         "date": datetime.date.today().isoformat(),
         "checkout": commit(),
         "device": device,
         "machine": machine(device),
-        "versions": versions(),
+        "versions": versions() | own,
         "threads": torch.get_num_threads(),
     }
 
