@@ -9,9 +9,9 @@ from torch import Tensor
 
 from rl_training.processor import BLAS, onednn_product, product_library
 
-# Multiplications of one network. Below this number, oneDNN's longer calls take more time than it saves (measured
-# with 2 threads on an AMD Zen 5).
-_LEAST = 1 << 23
+# Multiplications of one network per thread. Below this number, oneDNN's longer calls take more time than it saves
+# (measured with 1 and 2 threads on an AMD Zen 5).
+_LEAST = 1 << 22
 
 
 def _computed(x: Tensor, weight: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ def _product(x: Tensor, weight: Tensor) -> Tensor:
 
 def multiply(x: Tensor, weight: Tensor) -> Tensor:
     """`x [N, B, in]` times `weight [N, in, out]`."""
-    small = x.shape[-2] * weight.shape[-2] * weight.shape[-1] < _LEAST
+    small = x.shape[-2] * weight.shape[-2] * weight.shape[-1] < _LEAST * torch.get_num_threads()
     usual = x.is_cuda or x.dtype != torch.float32 or torch.compiler.is_compiling()
     if small or usual or product_library() == BLAS:
         return torch.bmm(x, weight)
