@@ -68,8 +68,7 @@ def _product(x: Tensor, weight: Tensor) -> Tensor:
 
 def multiply(x: Tensor, weight: Tensor) -> Tensor:
     """`x [N, B, in]` times `weight [N, in, out]`."""
-    small = x.shape[-2] * weight.shape[-2] * weight.shape[-1] < _LEAST * torch.get_num_threads()
-    usual = x.is_cuda or x.dtype != torch.float32 or torch.compiler.is_compiling()
-    if small or usual or product_library() == BLAS:
+    usual = x.is_cuda or x.dtype != torch.float32 or torch.compiler.is_compiling() or product_library() == BLAS
+    if usual or x.shape[-2] * weight.shape[-2] * weight.shape[-1] < _LEAST * torch.get_num_threads():
         return torch.bmm(x, weight)
     return _product(x, weight)
