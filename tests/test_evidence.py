@@ -389,7 +389,7 @@ def test_a_study_starts_only_from_the_runs_of_another_study(
 
 
 def test_no_study_of_the_repository_is_forgotten() -> None:
-    assert len(list(STUDIES.glob("*.yaml"))) == 26
+    assert len(list(STUDIES.glob("*.yaml"))) == 27
 
 
 def _files(config: TrainConfig) -> list[str]:
