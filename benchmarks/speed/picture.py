@@ -98,7 +98,8 @@ def card(entry: Entry) -> str:
 
 def cores(entry: Entry) -> str:
     """The CPU of a measurement; peers do not use oneDNN, which is faster than their library on AMD processors."""
-    return entry["machine"] + (" (AMD, AVX-512)" if "products" in entry["versions"] else "")
+    amd = "products" in entry["versions"]
+    return f"{entry['machine'].replace('CPU', 'AMD')} with AVX-512" if amd else str(entry["machine"])
 
 
 def speed() -> str:
