@@ -99,10 +99,9 @@ NOTE = (
     "Published: the last evaluation up to this step, with the code and the evaluations of the authors. "
     f"SAC, REDQ and CrossQ are from {_SIMBA}, FlashSAC from {_CURVES['flash_sac'].source}, TD3 from "
     f"{_CURVES['td3'].source}, with the settings of its paper, in v1 of the environments. Published evaluations of "
-    "SAC and REDQ are 16,666 steps "
-    "apart, as in [CrossQ's script](https://github.com/adityab/CrossQ), which trains them with a learning rate of "
-    "1e-3 instead of the papers' 3e-4 and with updates from step 5,000 on. Their MuJoCo was older than 3.5, since "
-    "which contacts in Hopper and Ant begin at twice the distance."
+    "SAC and REDQ are 16,666 steps apart, as in [CrossQ's script](https://github.com/adityab/CrossQ), which trains "
+    "them with a learning rate of 1e-3 instead of the papers' 3e-4 and with updates from step 5,000 on. Their "
+    "MuJoCo was older than 3.5, since which contacts in Hopper and Ant begin at twice the distance."
 )
 
 

@@ -18,7 +18,6 @@ from rl_training.errors import ConfigError, MissingDependencyError, cause_of
 
 # Objects that were passed in Python, or imported with permission, by the key of their setting and their name.
 _KNOWN: dict[tuple[str, str], Any] = {}
-_elsewhere = False  # whether `known_elsewhere` is active
 GROUP = "rl_training.algorithms"
 
 
@@ -137,6 +136,14 @@ def _names_another(place: str, thing: Any, key: str) -> bool:
     return not (all(plain) and known.__code__ == thing.__code__)
 
 
+class NotKnown(ConfigError):
+    """`place` is not known and may not be imported."""
+
+    def __init__(self, message: str, *, key: str | None = None, place: str = "") -> None:
+        super().__init__(message, key=key)
+        self.place = place
+
+
 def would_import(place: str, key: str, otherwise: str = "", *, effect: str = "") -> ConfigError:
     """The error for `module:Name` without `allow_import`; `otherwise` is another remedy."""
     module = place.partition(":")[0]
@@ -147,12 +154,8 @@ def would_import(place: str, key: str, otherwise: str = "", *, effect: str = "")
 
 @contextmanager
 def known_elsewhere(kept: Collection[Any]) -> Iterator[None]:
-    """While active, `find_permitted` knows only the names in `kept`, as in a process that imported nothing else.
-
-    Its errors do not suggest to give the object in Python, which would not reach that process.
-    """
-    global _elsewhere
-    before, _elsewhere = dict(_KNOWN), True
+    """While active, `find_permitted` knows only the names in `kept`, as in a process that imported nothing else."""
+    before = dict(_KNOWN)
     for key, place in before:
         if place not in kept:
             del _KNOWN[key, place]
@@ -160,7 +163,6 @@ def known_elsewhere(kept: Collection[Any]) -> Iterator[None]:
         yield
     finally:
         _KNOWN.update(before)
-        _elsewhere = False
 
 
 def find_permitted(place: str, key: str, *, allow_import: bool = False, again: str) -> Any:
@@ -171,9 +173,10 @@ def find_permitted(place: str, key: str, *, allow_import: bool = False, again: s
     if (key, place) in _KNOWN:
         return _KNOWN[key, place]
     if "<" in place:
-        remedy = "define it in a module" if _elsewhere else f"give it again, as in {again}"
-        raise ConfigError(f"{key}: {place!r} was given in Python and cannot be imported; {remedy}", key=key)
+        problem = f"{place!r} was given in Python and cannot be imported; give it again, as in {again}"
+        raise NotKnown(f"{key}: {problem}", key=key, place=place)
     if not allow_import:
-        raise would_import(place, key, "" if _elsewhere else f", or give it in Python, as in {again}")
+        error = would_import(place, key, f", or give it in Python, as in {again}")
+        raise NotKnown(str(error), key=key, place=place)
     _KNOWN[key, place] = find_named(place, key)
     return _KNOWN[key, place]

@@ -1,4 +1,4 @@
-"""Dry run of `gradient_step`: records its random draws, its phases and the terms that it reads."""
+"""Dry run of `gradient_step`: records its random draws, its phases and the terms it computes from others."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from rl_training.experiment.files import write_durably
 from rl_training.memory import available_cores, available_memory, busy_note, human_bytes
 from rl_training.ogbench import PREFIX, registered_id
 from rl_training.platforms import lock
-from rl_training.processor import product_library
+from rl_training.processor import BLAS, product_library
 from rl_training.updates.updater import COMPILERS
 from rl_training.version import __version__
 
@@ -84,7 +84,7 @@ def device() -> Iterator[Finding]:
     capability = torch.backends.cpu.get_cpu_capability()
     count, usable = os.cpu_count() or 1, available_cores()
     limit = f" ({usable} usable: CPU quota or affinity)" if usable < count else ""
-    library = {"onednn": ", products by oneDNN"}.get(product_library(), "")
+    library = "" if product_library() == BLAS else ", products by oneDNN"
     threads = f"torch uses {torch.get_num_threads()} threads"
     yield Finding("ok", "cpu", f"{count} cores{limit}, {threads}, {capability}{library}")
     if busy := busy_note():

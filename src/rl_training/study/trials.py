@@ -26,7 +26,7 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.metric_names import tag_of
 from rl_training.experiment.retention import find_checkpoint, list_checkpoints, origin_path
 from rl_training.experiment.runs import DONE, read_run_record
-from rl_training.importing import installed_algorithms, known_elsewhere, would_import
+from rl_training.importing import NotKnown, installed_algorithms, known_elsewhere, would_import
 from rl_training.settings import at_home
 from rl_training.study.plan import RUNS, Plan, Trial, data_files
 
@@ -169,9 +169,7 @@ def _require_permission(config: TrainConfig, elsewhere: bool) -> None:
         if ":" in (name or ""):
             raise would_import(str(name), key, effect="no trial was started: ")
     if elsewhere and config.plugin is not None and config.algo not in installed_algorithms():
-        importable = not config.plugin.startswith("__main__:") and "<" not in config.plugin
-        remedy = "allow it with --allow-import" if importable else "define it in a module"
-        raise ConfigError.of("algo", f"workers would import {config.plugin!r}; no trial was started: {remedy}")
+        raise _unknown_to_workers(config.plugin, "algo")
     try:
         kept = spec_of(config).sections.defaults.values()
         with known_elsewhere(kept) if elsewhere else contextlib.nullcontext():
@@ -179,7 +177,15 @@ def _require_permission(config: TrainConfig, elsewhere: bool) -> None:
             for part in resolve(config).parts:
                 part.import_own(allow_import=False)
     except ConfigError as error:
+        if elsewhere and isinstance(error, NotKnown):
+            raise _unknown_to_workers(error.place, error.key) from None
         raise ConfigError(f"{error}; no trial was started", key=error.key) from None
+
+
+def _unknown_to_workers(place: str, key: str | None) -> ConfigError:
+    importable = not place.startswith("__main__:") and "<" not in place
+    remedy = "allow it with --allow-import" if importable else "define it in a module"
+    return ConfigError(f"{key}: workers would import {place!r}; no trial was started: {remedy}", key=key)
 
 
 def failed_trials(
