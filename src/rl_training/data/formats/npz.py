@@ -23,6 +23,7 @@ from rl_training.errors import DatasetError
 from rl_training.memory import available_memory
 
 _MAX_EXPANSION = 1100  # deflate, which numpy uses, expands at most about 1032 times
+_SKIPPED = 1 << 20  # bytes that are read at a time and not used
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, NotImplementedError, RuntimeError)
 
 
@@ -73,13 +74,28 @@ class NpzColumn:
                     flat = np.frombuffer(self._stream.read(), dtype=self.dtype)
                     self._whole = flat.reshape(self.shape, order="F")
                 return self._whole[start:stop]
-            if start != self._position:
-                self._stream.seek(self._offset + start * self._row_bytes)
+            self._go_to(start)
             data = self._stream.read((stop - start) * self._row_bytes)
         except _DAMAGED as error:
             raise self._fail(f"is damaged between rows {start} and {stop}: {error}") from None
         self._position = stop
         return np.frombuffer(data, dtype=self.dtype).reshape(stop - start, *self.shape[1:])
+
+    def _go_to(self, row: int) -> None:
+        """Go back, or read what is in between.
+
+        Going forward by `seek` would end the comparison with the archive's checksum. Python 3.12 before 3.12.9 and
+        3.13 before 3.13.2 would also read wrong bytes after it, if several arrays are open (python/cpython#127847).
+        """
+        if row < self._position:
+            self._stream.seek(self._offset)
+            self._position = 0
+        left = (row - self._position) * self._row_bytes
+        while left > 0:
+            skipped = len(self._stream.read(min(left, _SKIPPED)))
+            if not skipped:
+                raise EOFError("it ends too early")
+            left -= skipped
 
 
 def read_npz(path: str | os.PathLike[str]) -> Columns:
