@@ -39,15 +39,12 @@ class Step(NamedTuple):
     @classmethod
     def of(cls, operation: str, **values: Tensor | float) -> Step:
         """An operation with copies of `values` in host memory, which later updates do not change."""
-        return cls(operation, {name: _as_array(value) for name, value in values.items()})
+        tensors = {name: torch.as_tensor(value).detach().to("cpu", copy=True) for name, value in values.items()}
+        return cls(operation, {name: tensor.contiguous().numpy() for name, tensor in tensors.items()})
 
     def first(self, outputs: int | None) -> Step:
         """This operation restricted to its first `outputs`, if given."""
         return self._replace(arrays={name: array[..., :outputs] for name, array in self.arrays.items()})
-
-
-def _as_array(value: Tensor | float) -> NDArray[Any]:
-    return torch.as_tensor(value).detach().to("cpu", copy=True).contiguous().numpy()
 
 
 _OPERATIONS: dict[type[nn.Module], str] = {
