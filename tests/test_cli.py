@@ -720,6 +720,7 @@ def test_collecting_repeats_itself_and_overwrites_nothing(tmp_path: Path) -> Non
     before = (tmp_path / "a.npz").read_bytes()
     fails(run(*command, tmp_path / "a.npz"), 3, "already exists and is not overwritten")
     fails(run("dataset", "convert", tmp_path / "b.npz", tmp_path / "a.npz"), 3, "already exists")
+    fails(run("dataset", "convert", "none.npz", tmp_path / "a.npz" / "c.npz"), 3, "a.npz is a file, not a folder")
     assert (tmp_path / "a.npz").read_bytes() == before
 
 

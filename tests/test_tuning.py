@@ -19,7 +19,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from rl_training.cli import main
-from rl_training.console.tuning import _row as show_row
+from rl_training.console.studies import _trial_row as show_row
 from rl_training.errors import (
     CheckpointError,
     ConfigError,

@@ -287,7 +287,7 @@ _ONLINE = [
         "scale",
         "TD3 explores with unscaled noise",
         "algorithms/td3.py",
-        "(action + scale * noise)",
+        "(action + self.config.exploration_noise * noise)",
         "(action + noise)",
         "test_td3_update.py",
     ),

@@ -33,8 +33,7 @@ from rl_training.console.options import (
     require_one,
 )
 from rl_training.console.reports import plot, report
-from rl_training.console.studies import status, studies, sweep, work
-from rl_training.console.tuning import tune
+from rl_training.console.studies import status, studies, sweep, tune, work
 from rl_training.display.output import flags, note, show_json, show_table, warn
 from rl_training.errors import ConfigError
 
@@ -195,9 +194,7 @@ def resume(
     from rl_training.console.results import show_results
     from rl_training.experiment.manager import ExperimentManager
 
-    changes: dict[str, Any] = {} if device is None else {"device": device}
-    if allow_import:
-        changes["allow_import"] = True
+    changes = {"allow_import": allow_import} | ({} if device is None else {"device": device})
     results = ExperimentManager().resume_all(
         path, alone=alone, changes=changes, overrides=overrides or (), quiet=flags.quiet, warn=warn
     )
@@ -222,7 +219,7 @@ def evaluate(
 
     place = _checkpoint_given(path, checkpoint)
     note(f"evaluating {place}")
-    changes = {"allow_import": True} if allow_import else {}
+    changes = {"allow_import": allow_import}
     metrics, played = play_checkpoint(
         place, episodes, seed=seed, stochastic=stochastic, changes=changes, overrides=overrides or (), say=note
     )
@@ -265,7 +262,7 @@ def record(
         fps=fps,
         max_steps=max_steps,
         stochastic=stochastic,
-        changes={"allow_import": True} if allow_import else {},
+        changes={"allow_import": allow_import},
         overrides=overrides or (),
         say=note,
     )

@@ -21,15 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.base import Learner, Terms
-from rl_training.algorithms.execution import Draws, by_rows
+from rl_training.algorithms.base import Terms
 from rl_training.algorithms.losses import critic_terms, td_target
-from rl_training.algorithms.td3 import DelayedUpdateConfig, noisy_mode, smoothed_action
+from rl_training.algorithms.td3 import TD3, DelayedUpdateConfig, smoothed_action
 from rl_training.data.extra_columns import NEXT_ACTIONS
 from rl_training.data.transitions import TransitionBatch
 from rl_training.models.mlp import ThreeLayerConfig
-from rl_training.models.mlp_td3 import MLPTD3Model
-from rl_training.models.policies import Policy
 from rl_training.settings import NonNegativeFloat, PositiveFloat
 
 
@@ -82,31 +79,14 @@ def rebrac_loss(batch: Mapping[str, Any]) -> Terms:
     )
 
 
-class ReBRAC(Learner):
+class ReBRAC(TD3):
     """TD3 with a cloning penalty in actor and critics on an `MLPTD3Model`."""
 
     name = "rebrac"
     Config = ReBRACConfig
-    Model = MLPTD3Model
     Network = ReBRACNetwork
-    optimized = ("critics", "actor")
     occasional_terms = ("actor_loss", "bc_loss", "q_scale")
     extras = (NEXT_ACTIONS,)
-
-    @by_rows
-    def explore(self, policy: Policy, obs: Tensor, rng: Draws, progress: float | Tensor) -> Tensor:
-        return noisy_mode(policy, obs, rng, self.config.exploration_noise)
-
-    def variant(self, update: int) -> bool:
-        """Whether the actor and the targets are updated."""
-        return self.ends_period(update, self.config.policy_delay)
-
-    def gradient_step(self, batch: TransitionBatch, variant: object) -> Terms:
-        noise = self.config.target_policy_noise * self.normal(*batch.actions.shape)
-        if not variant:
-            return self.minimize((batch, noise), {"critics": self.critic_loss})
-        objectives = {"critics": self.critic_loss, "actor": self.actor_loss}
-        return self.minimize((batch, noise), objectives, tau=self.config.tau)
 
     def critic_loss(self, batch: TransitionBatch, noise: Tensor) -> tuple[Tensor, Terms]:
         assert batch.next_actions is not None  # one of `extras`

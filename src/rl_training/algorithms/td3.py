@@ -46,13 +46,6 @@ def smoothed_action(action: Tensor, noise: Tensor, clip: float) -> Tensor:
     return (action + noise.clamp(-clip, clip)).clamp(-1.0, 1.0)
 
 
-def noisy_mode(policy: Policy, obs: Tensor, rng: Draws, scale: float) -> Tensor:
-    """The deterministic action plus Gaussian exploration noise, inside the bounds."""
-    action = policy.mode(obs)
-    noise = torch.as_tensor(rng.standard_normal(action.shape, dtype=np.float32), device=obs.device)
-    return (action + scale * noise).clamp(-1.0, 1.0)
-
-
 def actor_terms(q: Tensor) -> Terms:
     """`q [B]`: the first critic at the policy's actions."""
     return {"actor_loss": -q.mean()}
@@ -75,7 +68,10 @@ class TD3(Learner):
 
     @by_rows
     def explore(self, policy: Policy, obs: Tensor, rng: Draws, progress: float | Tensor) -> Tensor:
-        return noisy_mode(policy, obs, rng, self.config.exploration_noise)
+        """The deterministic action plus Gaussian noise, inside the bounds."""
+        action = policy.mode(obs)
+        noise = torch.as_tensor(rng.standard_normal(action.shape, dtype=np.float32), device=obs.device)
+        return (action + self.config.exploration_noise * noise).clamp(-1.0, 1.0)
 
     def variant(self, update: int) -> tuple[bool, bool]:
         """Whether the targets are updated, and whether the actor is."""

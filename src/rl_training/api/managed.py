@@ -14,7 +14,6 @@ from typing_extensions import TypeVar
 from rl_training.api.data import Data, resolve_data
 from rl_training.api.describing import LazyAttribute, documented, managed_class, signature_of
 from rl_training.api.hints import attribute_hint, require_known, with_argument_hints
-from rl_training.api.interruptions import recorded_on_error
 from rl_training.api.trained import TrainedModel
 from rl_training.data.formats.own import KIND
 from rl_training.environments.tensor_env import TensorEnv
@@ -177,7 +176,7 @@ class ManagedAlgorithm(TrainedModel, Generic[Seeds]):
         options = RunOptions(quiet=not progress_bar, loggers=as_loggers(loggers))
         self.config, self._dataset = resolve_data(dataset, config.with_seed(), self._given)
         run: dict[str, Any] = {"callbacks": watching, "dataset": self._dataset, "given": self._given}
-        with recorded_on_error(self._record_results, self.config) as run["opened"]:
+        with self._recorded_on_error() as run["opened"]:
             results = ExperimentManager().train_all(self.config, run_suffix=run_suffix, options=options, **run)
         return self._record_results(results)
 
@@ -214,7 +213,7 @@ class ManagedAlgorithm(TrainedModel, Generic[Seeds]):
         run |= {"changes": changes, "loggers": as_loggers(loggers), "quiet": not progress_bar}
         # Members that were not resumed have checkpoints.
         manager, complete = ExperimentManager(), not self.members and self._population is None
-        with recorded_on_error(self._record_results, self.config, complete=complete) as run["opened"]:
+        with self._recorded_on_error(complete=complete) as run["opened"]:
             if self.members and self.config.population == "off":
                 results = manager.resume_each([member._checkpoint() for member in self.members], **run)
             else:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from rl_training.data.datasets import TransitionDataset
 from rl_training.environments.user_environments import UserEnvironments
-from rl_training.errors import ConfigError
+from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.retention import folder_of, list_checkpoints, step_of
 from rl_training.runs.session import TrainResult
-from rl_training.runtime.loading import LoadedPolicy, LoadedValues
+from rl_training.runs.signals import TrainingInterrupted
+from rl_training.runs.state import config_of, steps_made
+from rl_training.runtime.loading import LoadedPolicy, LoadedValues, open_checkpoint
 
 if TYPE_CHECKING:
     from rl_training.api.managed import ManagedAlgorithm
@@ -36,6 +39,30 @@ class TrainedModel:
     def run_dir(self) -> Path | None:
         """The folder of the run, or of a checkpoint without a run; None if the model is not trained."""
         return None if self.checkpoint_path is None else folder_of(self.checkpoint_path)
+
+    @contextmanager
+    def _recorded_on_error(self, *, complete: bool = True) -> Iterator[Callable[[Path], object]]:
+        """Yield a function that training calls with each run folder.
+
+        If training raises, record the last checkpoints of the seeds and of other members of the population. If
+        results must be `complete`, record nothing if one of the seeds has no checkpoint.
+        """
+        folders: list[Path] = []
+        try:
+            yield folders.append
+        except BaseException as error:
+            saved, seeds = dict[int | None, TrainResult](), self.config.seeds or (self.config.seed,)
+            for folder in folders:
+                with suppress(RLTrainingError):  # a run without a checkpoint
+                    checkpoint = open_checkpoint(folder)
+                    result = TrainResult(folder, checkpoint.path, {"global_step": steps_made(checkpoint)})
+                    saved[config_of(checkpoint).seed] = result
+            if saved and (not complete or all(seed in saved for seed in seeds)):
+                own = [saved.pop(seed) for seed in seeds if seed in saved]
+                self._record_results(own + list(saved.values()))
+                if isinstance(error, TrainingInterrupted):
+                    error.args = (f"{error}; in Python: model.resume()",)
+            raise
 
     def _record_results(self, results: Sequence[TrainResult]) -> TrainResult | list[TrainResult]:
         """Store the checkpoint of the run, or the members of a population; return the result or results."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from rl_training import seeding
 from rl_training.data.columns import Columns
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.formats import FileKind, convert_dataset, kind_of, read_columns
+from rl_training.data.formats.files import require_new
 from rl_training.data.formats.minari import minari_folder
 from rl_training.data.formats.own import find_reader
 from rl_training.data.loading import DatasetConfig
@@ -103,7 +103,7 @@ def _all_faults(place: str, first: DatasetError, faults: list[DatasetError]) -> 
 
 
 def convert(source: Source, target: str, to: str | None) -> None:
-    new: Any = to or _kind_of_target(target)
+    new = _new_kind(target, to)
     spaces, options = source.spaces(), dict[str, Any](download=source.download, source_kind=source.kind)
     source.require_reader()
     if source.actions.action_low is not None or source.actions.num_actions is not None:
@@ -113,7 +113,7 @@ def convert(source: Source, target: str, to: str | None) -> None:
 
 
 def merge(sources: list[str], output: str, env: str | None, *, allow_import: bool) -> None:
-    _refuse_existing(output, _kind_of_target(output))
+    _new_kind(output)
     spaces = _spaces(env, allow_import)
     _write(merge_datasets([TransitionDataset.load(one, spaces=spaces) for one in sources]), output)
 
@@ -126,7 +126,7 @@ def _write(dataset: TransitionDataset, output: str) -> None:
 def collect(
     env: str, output: str, size: int, seed: int, policy: str | None, *, stochastic: bool, allow_import: bool
 ) -> None:
-    _refuse_existing(output, _kind_of_target(output))
+    _new_kind(output)
     if stochastic and policy is None:
         raise ConfigError("--stochastic: needs --policy CHECKPOINT; without one actions are random anyway")
     config = TrainConfig(algo="bc", env_id=env, total_timesteps=1, seed=seed, allow_import=allow_import)
@@ -144,7 +144,7 @@ def collect(
 
 
 def from_run(run: str, output: str, *, allow_import: bool) -> None:
-    _refuse_existing(output, _kind_of_target(output))
+    _new_kind(output)
     _write(replay_of(open_checkpoint(run), allow_import=allow_import), output)
 
 
@@ -237,22 +237,11 @@ def action_space(low: str | None, high: str | None, num_actions: int | None) -> 
     return DatasetConfig.parse(values)
 
 
-def _kind_of_target(target: str) -> FileKind:
-    """The format of a new data set, from its name; raise if no format allows the name."""
-    kind = kind_of(target)
-    if kind == "minari":
-        minari_folder(target)
-    return kind
-
-
-def _refuse_existing(target: str, kind: FileKind) -> None:
-    """Raise if the target exists or cannot be written, before data are collected."""
-    place = minari_folder(target) if kind == "minari" else Path(target)
-    if place.exists():
-        raise DatasetError(f"{place}: already exists and is not overwritten; choose another name or remove it")
-    parent = next(folder for folder in place.absolute().parents if folder.exists())
-    if not os.access(parent, os.W_OK) or not parent.is_dir():
-        raise DatasetError(f"{place}: cannot be written: {parent} is not a writable folder")
+def _new_kind(target: str, kind: Any = None) -> FileKind:
+    """The format of a new data set, from its name if not given; raise if it exists or cannot be written."""
+    found: FileKind = kind or kind_of(target)
+    require_new(minari_folder(target) if found == "minari" else Path(target))
+    return found
 
 
 def _statistics_rows(of: DatasetStatistics, spaces: SpaceSpec, *, bounded: bool = True) -> list[tuple[str, str]]:

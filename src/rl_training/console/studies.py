@@ -1,4 +1,4 @@
-"""`rl-training sweep`, `work`, `status` and `study`: run and inspect studies."""
+"""`rl-training sweep`, `tune`, `work`, `status` and `study`: run and inspect studies and tunings."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import typer
 from rl_training.console.errors import ended_by_signals
 from rl_training.console.options import AllowImport, AsJson, Data, Device, Gpus, Ray
 from rl_training.display.output import flags, note, one_line, show_json, show_table
-from rl_training.display.text import decimal, duration
+from rl_training.display.text import decimal, duration, significant
 from rl_training.errors import DeviceLostError
 
 if TYPE_CHECKING:
     from rl_training.study.status import StudyStatus, TrialStatus
+    from rl_training.study.tuning import Outcome, TrialResult, TuningResult
 
 studies = typer.Typer(no_args_is_help=True, help="Pack a study into one file, and unpack it.")
 
@@ -50,6 +51,32 @@ def sweep(
     _show(status)
     if status.failed:
         raise typer.Exit(1)
+
+
+def tune(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The tuning's YAML file.")],
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of worker processes, and of trials proposed at a time; by default 1."),
+    ] = None,
+    output_dir: Annotated[Path, typer.Option(help="Folder that receives the tuning's folder.")] = Path("studies"),
+    data: Data = None,
+    device: Device = None,
+    gpus: Gpus = None,
+    ray: Ray = None,
+    as_json: AsJson = False,
+    allow_import: AllowImport = False,
+) -> None:
+    """Search for better settings than a configuration's and confirm the best on fresh seeds; rerun to continue."""
+    from rl_training.study.tuning import Tuning
+    from rl_training.study.worker_pool import parse_gpus
+
+    tuning = Tuning(file, output_dir=output_dir, data=data, device=device, allow_import=allow_import)
+    result = tuning.run(workers, gpus=parse_gpus(gpus), ray=ray, quiet=flags.quiet, say=note)
+    if as_json:
+        show_json(result.to_dict())
+    else:
+        _show_tuning(result)
 
 
 def work(
@@ -206,3 +233,37 @@ def _mean(values: list[float | None]) -> str:
 def _running_row(one: TrialStatus) -> tuple[str, str, str, str, str]:
     heartbeat = "-" if one.heartbeat is None else f"{one.heartbeat:.0f} s ago"
     return one.trial.name, one.host or "-", heartbeat, f"{one.step:,}/{one.total:,}", _mean([one.eval_return])
+
+
+def _show_tuning(result: TuningResult) -> None:
+    """Print the base and the best trials, then every trial."""
+    from rl_training.experiment.metric_names import words_of
+
+    failed = sum(one.value is None for one in result.trials)
+    failures = f", {failed} failed" if failed else ""
+    seeds = f"{len(result.seeds)} seed{'s' if len(result.seeds) > 1 else ''}"
+    print(f"{result.name}: {words_of(result.metric)} of {len(result.trials)} trials on {seeds} each{failures}")
+    named = [("base", result.base), ("best found", result.best_found), ("best confirmed", result.best_confirmed)]
+    rows = [_trial_row(name, one) for name, one in named if one is not None]
+    show_table(rows, ("", "trial", "settings", "tuning", "fresh seeds", "loss"))
+    print()
+    trials = [(*_trial_row("", one)[1:-1], one_line(one.failure or "")) for one in result.trials]
+    show_table(trials, ("trial", "settings", "tuning", "fresh seeds", "failure"))
+
+
+def _trial_row(name: str, one: TrialResult) -> tuple[str, ...]:
+    return name, str(one.number + 1), _settings(one), decimal(one.value), _fresh(one.confirmed), decimal(one.loss)
+
+
+def _settings(one: TrialResult) -> str:
+    return ", ".join(f"{name}={significant(value)}" for name, value in one.settings.items()) or "base"
+
+
+def _fresh(confirmed: Outcome | None) -> str:
+    """Value and standard deviation over the fresh seeds."""
+    if confirmed is None:
+        return "-"
+    if confirmed.value is None:
+        return "failed"
+    spread = "" if confirmed.std is None else f" ± {decimal(confirmed.std)}"
+    return f"{decimal(confirmed.value)}{spread} ({len(confirmed.values)} seeds)"

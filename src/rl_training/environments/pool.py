@@ -11,10 +11,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,8 +46,7 @@ class NotReplayed(Exception):
     """The episode of a lost environment could not be replayed in its replacement."""
 
 
-@dataclass(slots=True)
-class Transition:
+class Transition(NamedTuple):
     """One environment's answer to one action."""
 
     obs: NDArray[np.float32]
@@ -257,16 +255,15 @@ class EnvPool(Pool):
         for index in lost:
             with self.blame(index):
                 answers[index] = _with_retries(partial(self._receive_again, index))
-        ordered = [answers[index] for index in indices]
-        self._obs.update(zip(indices, (answer.obs for answer in ordered)))
+        obs, rewards, terminated, truncated, success = zip(*(answers[index] for index in indices))
+        self._obs.update(zip(indices, obs))
+        reported = any(one is not None for one in success)
         return Steps(
-            np.array([answer.obs for answer in ordered]),
-            np.array([answer.reward for answer in ordered], dtype=np.float64),
-            np.array([answer.terminated for answer in ordered]),
-            np.array([answer.truncated for answer in ordered]),
-            None
-            if all(answer.success is None for answer in ordered)
-            else np.array([answer.success for answer in ordered], dtype=np.float64),
+            np.array(obs),
+            np.array(rewards, dtype=np.float64),
+            np.array(terminated),
+            np.array(truncated),
+            np.array(success, dtype=np.float64) if reported else None,
         )
 
     def _receive_again(self, index: int) -> Transition:

@@ -15,7 +15,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl_training.data.formats.files import new_file
+from rl_training.data.formats.files import new_file, require_new
 from rl_training.errors import ConfigError, MissingDependencyError
 
 _EVEN = "pad=ceil(iw/2)*2:ceil(ih/2)*2"  # most players need an even width and height
@@ -37,12 +37,11 @@ def _arguments(suffix: str, fps: Fraction) -> list[str]:
 
 
 def video_target(path: str | os.PathLike[str]) -> Path:
-    """`path`, if a video can be written there: a supported suffix, no existing file, and ffmpeg is installed."""
+    """`path`, if a video can be written there: a supported suffix, a writable folder, no existing file, ffmpeg."""
     target = Path(path).expanduser()
     if target.suffix.lower() not in (".mp4", ".gif"):
         raise ConfigError(f"{target}: a video ends in .mp4 or .gif")
-    if target.exists() or target.is_symlink():
-        raise ConfigError(f"{target}: already exists and is not overwritten; choose another name or remove it")
+    require_new(target, ConfigError)
     _ffmpeg()
     return target
 

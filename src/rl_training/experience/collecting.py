@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from rl_training import seeding
 from rl_training.data.datasets import TransitionDataset
 from rl_training.environments.pool import make_pool
+from rl_training.environments.running import not_finite
 from rl_training.environments.user_environments import UserEnvironments
-from rl_training.errors import DivergedError, MemoryLimitError
+from rl_training.errors import MemoryLimitError
 from rl_training.experience.collector import LARGEST_REWARD, random_actions
 from rl_training.experiment.config import TrainConfig
 from rl_training.memory import available_memory, human_bytes
@@ -61,11 +62,8 @@ def collect_dataset(
             (action,) = actions = spaces.to_env(act(obs[None]))
             steps = pool.step(actions)
             if not (abs(steps.rewards[0]) <= LARGEST_REWARD and np.isfinite(steps.obs).all()):
-                raise DivergedError(
-                    f"{config.env_id} returned a non-finite observation or reward (seed {pool.seeds[0]}, "
-                    f"step {pool.lengths[0]}) while data were collected; fix the environment",
-                    first_bad="observation or reward of environment 0",
-                )
+                when = f" (seed {pool.seeds[0]}, step {pool.lengths[0]}) while data were collected"
+                raise not_finite(str(config.env_id), "observation or reward", when=when)
             row = (obs, action, steps.rewards[0], steps.obs[0], steps.terminated[0], steps.truncated[0])
             for values, value in zip(columns.values(), row):
                 values.append(value)

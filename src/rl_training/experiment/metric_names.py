@@ -40,17 +40,23 @@ METRICS = (
 )
 # Tags of the metrics of which the lowest value is the best.
 _LESS_IS_BETTER = frozenset({"validation/action_distance"})
-_BY_NAME = {metric.name: metric for metric in METRICS}
+# The metrics by both of their names.
+KNOWN = {name: metric for metric in METRICS for name in (metric.name, metric.tag) if name}
 
 
 def words_of(name: str) -> str:
-    """The words for the name of a result."""
-    return _BY_NAME[name].words
+    """The name of a metric in words, given its name in results or in the log."""
+    return KNOWN[name].words if name in KNOWN else name
+
+
+def result_name(name: str) -> str:
+    """The name of a metric in results, given that name or its name in the log (`eval/mean_reward`)."""
+    return KNOWN[name].name if name in KNOWN else name
 
 
 def tag_of(name: str) -> str:
     """The name of a metric in the log, given that name or its name in results (`eval_return_mean`)."""
-    return _BY_NAME[name].tag or name if name in _BY_NAME else name
+    return KNOWN[name].tag or name if name in KNOWN else name
 
 
 def less_is_better(name: str) -> bool:
@@ -60,7 +66,7 @@ def less_is_better(name: str) -> bool:
 
 def term_tag(term: str) -> str:
     """The name of an update's term in the log: `train/critic_loss`."""
-    return _BY_NAME[term].tag if term in _BY_NAME else f"train/{term}"
+    return KNOWN[term].tag if term in KNOWN else f"train/{term}"
 
 
 def log_row(results: Mapping[str, float]) -> dict[str, float]:

@@ -11,14 +11,15 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from rl_training.errors import ConfigError, missing_algorithm, nearest
-from rl_training.experiment import plugins
+from rl_training.errors import ConfigError, cause_of, missing_algorithm, nearest
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.config_values import normalise_algo
-from rl_training.importing import installed_algorithms
+from rl_training.importing import find_named, installed_algorithms, would_import
 from rl_training.lazy import lazy
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from rl_training.algorithms.base import Learner
     from rl_training.runs.sections import Resolved
     from rl_training.runtime.trainers import AlgorithmSpec as AlgorithmSpec
@@ -72,14 +73,52 @@ def algorithm_name(name: str, plugin: str | None = None, *, allow_import: bool =
         return key
     installed = installed_algorithms()
     if key in installed:
-        return _registered(plugins.load_installed(key, installed[key]), key, installed[key][0].value)
+        return _registered(_load_installed(key, installed[key]), key, installed[key][0].value)
     place = key if ":" in key else plugin
     if place is not None:
-        found = plugins.import_learner(place, key, allow_import=allow_import)
+        found = _import_learner(place, key, allow_import=allow_import)
         return _registered(found, getattr(found, "name", "") if place == key else key, place)
     known = list(dict.fromkeys((*known, *installed)))
     hint = missing_algorithm(key) or nearest(key, known)
     raise ConfigError.of("algo", f"unknown algorithm {name!r}{hint}; known: {', '.join(known)}")
+
+
+def _load_installed(name: str, entries: list[EntryPoint]) -> type[Any] | None:
+    """Import the class that the entry point of an algorithm names; None if it is a function, which is called."""
+    if len({entry.value for entry in entries}) > 1:
+        places = " and ".join(f"{entry.value}{_package(entry)}" for entry in entries)
+        raise ConfigError.of("algo", f"{name!r} is provided by {places}; uninstall one of them")
+    try:
+        found = entries[0].load()
+        if not isinstance(found, type):
+            found()
+            return None
+    except Exception as error:
+        place = f"{entries[0].value}{_package(entries[0])}"
+        raise ConfigError.of("algo", f"{name!r} is provided by {place}, which fails: {cause_of(error)}") from error
+    return found
+
+
+def _package(entry: EntryPoint) -> str:
+    return "" if entry.dist is None else f" of {entry.dist.name}"
+
+
+def _import_learner(place: str, name: str, *, allow_import: bool) -> type[Learner]:
+    """Import the learner `module:Class` of the algorithm `name`, which may be the same text."""
+    if not allow_import:
+        if place == name:
+            raise would_import(place, "algo", ", or install it as a package with an entry point")
+        raise ConfigError.of(
+            "algo",
+            f"{name!r} is not installed; it is {place!r}: install its package, or allow its import with "
+            "--allow-import; in Python, import its module first",
+        )
+    from rl_training.algorithms.base import Learner
+
+    found = find_named(place, "algo")
+    if not isinstance(found, type) or not issubclass(found, Learner):
+        raise ConfigError.of("algo", f"{place} is not a Learner class")
+    return found
 
 
 def _registered(found: type[Any] | None, name: str, place: str) -> str:
@@ -127,7 +166,7 @@ def register(
         raise ConfigError(
             f"register: {learner.__name__}.name must be lower-case letters, digits and _, got {name!r}"
         )
-    regimes = {one.name.replace("-", "_"): one for one in (Online, Offline, OfflineToOnline)}
+    regimes = {one.key(): one for one in (Online, Offline, OfflineToOnline)}
     if regime not in regimes:
         raise ConfigError(f"register: regime must be {', '.join(regimes)}, got {regime!r}")
     spec = algorithm(learner, regimes[regime], title or learner.__name__, year, **options)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rl_training.data.datasets import TransitionDataset
-from rl_training.data.formats.files import new_file
+from rl_training.data.formats.files import new_file, require_new
 from rl_training.errors import ConfigError, ExportError
 from rl_training.experiment import files
 from rl_training.experiment.checkpointing import Checkpoint
@@ -86,12 +85,7 @@ def _target(output: str | Path) -> Path:
     target = Path(output).expanduser()
     if target.suffix not in (".onnx", ".npz") or target.name.endswith(".test.npz"):
         raise ConfigError(f"{target}: a policy ends in .onnx or .npz")
-    if target.exists() or target.is_symlink():
-        raise ConfigError(f"{target}: already exists and is not overwritten; choose another name or remove it")
-    place = next(folder for folder in target.absolute().parents if folder.exists())
-    if not place.is_dir() or not os.access(place, os.W_OK):
-        problem = "is not writable" if place.is_dir() else "is a file, not a folder"
-        raise ConfigError(f"{target}: cannot be written: {place} {problem}")
+    require_new(target, ConfigError)
     if target.suffix == ".onnx":
         require_onnx()
     return target

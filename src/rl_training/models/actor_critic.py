@@ -120,8 +120,8 @@ class ActorCriticModel(Model):
     def action_dim(self) -> int:
         return self.critics.action_dim
 
-    def all_q_values(self, obs: Tensor, actions: Tensor) -> Tensor:
-        """`[B, N]` (`[B, N, M]` for quantile critics); one unbatched pair gives B = 1."""
+    def q_values(self, obs: Tensor, actions: Tensor) -> Any:
+        """Q_i(s, a), `[B, N]` (`[B, N, M]` for quantile critics); one unbatched pair gives B = 1."""
         if obs.dim() == 1:
             obs, actions = obs[None], actions[None]
         q = self.critics(self.normalizer(obs), actions)
@@ -137,7 +137,7 @@ class TwoCritics(ActorCriticModel):
 
     def q_values(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         """Q_1(s, a) and Q_2(s, a), each `[B]`."""
-        q = self.all_q_values(obs, actions)  # [B, 2]
+        q = super().q_values(obs, actions)  # [B, 2]
         return q[:, 0], q[:, 1]
 
 

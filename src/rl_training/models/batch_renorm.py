@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from rl_training.models.batch_norm import BatchNorm, BatchNormNetwork, Moments, SingleBatchNormNetwork
 from rl_training.models.mlp import Activation, EnsembleLinear, Init, Select
-from rl_training.models.steps import Step, as_array
+from rl_training.models.steps import Step
 
 EPSILON, MOMENTUM, WARM_UP = 1e-3, 0.01, 100_000
 R_MAX, D_MAX = 3.0, 5.0  # r is clipped to [1 / R_MAX, R_MAX], d to [-D_MAX, D_MAX]
@@ -91,9 +91,7 @@ class RenormMLP(SingleBatchNormNetwork, EnsembleRenormMLP):
         found: list[Step] = []
         for norm, linear in zip(self.norms, (*self.hidden, self.head)):
             scale, shift = norm.scale_and_shift(lambda parameter: parameter[0])  # type: ignore[operator]
-            weight, bias = linear.weight[0], linear.bias[0, 0]
-            count = outputs if linear is self.head else None
-            arrays = {"weight": scale.T * weight, "bias": bias + (shift @ weight)[0]}
-            affine = Step("affine", {name: as_array(array[..., :count]) for name, array in arrays.items()})
-            found += [affine, Step(self.activation)]
-        return found[:-1]
+            weight = linear.weight[0]
+            bias = linear.bias[0, 0] + (shift @ weight)[0]
+            found += [Step.of("affine", weight=scale.T * weight, bias=bias), Step(self.activation)]
+        return [*found[:-2], found[-2].first(outputs)]

@@ -20,7 +20,7 @@ from rl_training.errors import ConfigError
 from rl_training.models.batch_norm import BatchNorm, BatchNormNetwork, SingleBatchNormNetwork
 from rl_training.models.mlp import RESIDUAL_BLOCKS, Activation, EnsembleLinear, Select, product, rounded
 from rl_training.models.simba import EXPANSION, one_width
-from rl_training.models.steps import Step, as_array
+from rl_training.models.steps import Step
 
 RMS_EPSILON = 1e-6
 
@@ -69,8 +69,7 @@ class RMSNorm(nn.Module):
 
     def step(self) -> Step:
         """The operation of the first member."""
-        epsilon = as_array(torch.tensor(RMS_EPSILON))
-        return Step("rms_norm", {"weight": as_array(self.weight[0, 0]), "epsilon": epsilon})
+        return Step.of("rms_norm", weight=self.weight[0, 0], epsilon=RMS_EPSILON)
 
 
 class EnsembleFlash(BatchNormNetwork):
@@ -129,12 +128,8 @@ class Flash(SingleBatchNormNetwork, EnsembleFlash):
         """Each BN is part of its linear layer."""
         weight, *weights = [layer.weight[0] for layer in self.linears]  # type: ignore[index]
         (scale, shift), *folded = [norm.scale_and_shift(itemgetter(0)) for norm in self.norms]  # type: ignore[operator]
-        found = [_affine(scale.T * weight, (shift @ weight)[0])]
+        found = [Step.of("affine", weight=scale.T * weight, bias=(shift @ weight)[0])]
         for i, (weight, (scale, shift)) in enumerate(zip(weights, folded)):
-            layer = [_affine(weight * scale, shift[0]), Step(self.activation)]
+            layer = [Step.of("affine", weight=weight * scale, bias=shift[0]), Step(self.activation)]
             found += [Step("keep"), *layer] if i % 2 == 0 else [*layer, Step("add_kept")]
         return [*found, self.norm.step()]
-
-
-def _affine(weight: Tensor, bias: Tensor) -> Step:
-    return Step("affine", {"weight": as_array(weight), "bias": as_array(bias)})

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from rl_training.errors import ConfigError
 from rl_training.importing import find_permitted
 from rl_training.models.products import multiply
-from rl_training.models.steps import Step, as_array
+from rl_training.models.steps import Step
 from rl_training.settings import OnlyWith, PositiveFloat, PositiveInt, Settings, Sizes
 
 Select = Callable[[Tensor], Tensor]
@@ -185,7 +185,7 @@ class EnsembleLinear(nn.Module):
 
     def step(self) -> Step:
         """The operation of the first member."""
-        return Step("affine", {"weight": as_array(self.weight[0]), "bias": as_array(self.bias[0, 0])})
+        return Step.of("affine", weight=self.weight[0], bias=self.bias[0, 0])
 
 
 class EnsembleLayerNorm(nn.Module):
@@ -204,8 +204,7 @@ class EnsembleLayerNorm(nn.Module):
 
     def step(self) -> Step:
         """The operation of the first member."""
-        gain, shift = as_array(self.weight[0, 0]), as_array(self.bias[0, 0])
-        return Step("layer_norm", {"weight": gain, "bias": shift, "epsilon": as_array(torch.tensor(self.epsilon))})
+        return Step.of("layer_norm", weight=self.weight[0, 0], bias=self.bias[0, 0], epsilon=self.epsilon)
 
 
 def selection(frozen: bool, members: Members) -> Select:

@@ -16,7 +16,7 @@ from rl_training.models.mlp import Members
 from rl_training.models.mlp_sac import MLPSACModel
 from rl_training.models.networks import NetworkOptions, require_defaults
 from rl_training.models.policies import TanhGaussianActor
-from rl_training.models.steps import Step, as_array
+from rl_training.models.steps import Step
 
 LOG_STD_BOUNDS = (-10.0, 2.0)
 
@@ -41,8 +41,8 @@ class FlashActor(TanhGaussianActor):
     def steps(self, sampled: bool) -> list[Step]:
         steps = super().steps(sampled)
         if sampled:
-            low, high = (as_array(torch.tensor(bound)) for bound in self.log_std_bounds)
-            steps.insert(-2, Step("tanh_log_std", {"low": low, "high": high}))
+            low, high = self.log_std_bounds
+            steps.insert(-2, Step.of("tanh_log_std", low=low, high=high))
         return steps
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from rl_training.models.actor_critic import TwoCritics
 from rl_training.models.critics import Critics
 from rl_training.models.networks import NetworkOptions, actor_options, build_network
-from rl_training.models.steps import Step, as_array
+from rl_training.models.steps import Step
 
 _DRAWS = 32
 
@@ -48,10 +48,8 @@ class OneStepActor(nn.Module):
         first = Step("append_noise")
         if not sampled:
             width = self.obs_dim + self.action_dim
-            wider = {"weight": torch.eye(self.obs_dim, width), "bias": torch.zeros(width)}
-            first = Step("affine", {name: as_array(tensor) for name, tensor in wider.items()})
-        low, high = (as_array(torch.tensor(bound)) for bound in (-1.0, 1.0))
-        return [first, *self.net.steps(), Step("clip", {"low": low, "high": high})]
+            first = Step.of("affine", weight=torch.eye(self.obs_dim, width), bias=torch.zeros(width))
+        return [first, *self.net.steps(), Step.of("clip", low=-1.0, high=1.0)]
 
 
 class MLPFQLModel(TwoCritics):

@@ -45,4 +45,4 @@ class MLPTQCModel(StochasticActorCritic):
 
     def quantiles(self, obs: Tensor, actions: Tensor) -> Tensor:
         """The quantiles of every critic, `[B, N, M]`."""
-        return self.all_q_values(obs, actions)
+        return self.q_values(obs, actions)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from rl_training.models.actor_critic import ActorCriticModel
 from rl_training.models.critics import Critics
@@ -26,10 +26,6 @@ class MLPTD3Model(ActorCriticModel):
 
     def targets(self) -> dict[nn.Module, nn.Module]:
         return super().targets() | {self.target_actor: self.actor}
-
-    def q_values(self, obs: Tensor, actions: Tensor) -> Tensor:
-        """Q_i(s, a), `[B, N]`."""
-        return self.all_q_values(obs, actions)
 
 
 class MLPDDPGModel(MLPTD3Model):

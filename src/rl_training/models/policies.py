@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from rl_training.errors import ConfigError
 from rl_training.models.networks import NetworkOptions, build_network
-from rl_training.models.steps import Step, as_array
+from rl_training.models.steps import Step
 
 # `tanh` squashes the action, `gaussian` only the mean. All densities are of actions in [-1, 1], never in the
 # environment's units.
@@ -70,10 +70,8 @@ class Normalizer(nn.Module):
     def steps(self) -> list[Step]:
         if not self.enabled:
             return []
-        found = [Step("normalize", {"shift": as_array(self.shift), "scale": as_array(self.scale)})]
-        if self.limit is not None:
-            found.append(Step("clip", {"low": as_array(-self.limit), "high": as_array(self.limit)}))
-        return found
+        found = [Step.of("normalize", shift=self.shift, scale=self.scale)]
+        return found if self.limit is None else [*found, Step.of("clip", low=-self.limit, high=self.limit)]
 
 
 class RewardScale(nn.Module):
@@ -169,8 +167,8 @@ class TanhGaussianActor(NormalActor):
         """The mode uses only the columns of the mean."""
         if not sampled:
             return [*self.net.steps(outputs=self.net.out_features // 2), Step("tanh")]
-        low, high = (as_array(torch.tensor(bound)) for bound in self.log_std_bounds)
-        return [*self.net.steps(), Step("gaussian", {"low": low, "high": high}), Step("tanh")]
+        low, high = self.log_std_bounds
+        return [*self.net.steps(), Step.of("gaussian", low=low, high=high), Step("tanh")]
 
 
 def squashed_action(mean: Tensor, log_std: Tensor, noise: Tensor) -> Tensor:
@@ -255,13 +253,11 @@ class GaussianActor(NormalActor):
         if not sampled:
             outputs = None if self.log_std is not None else self.net.out_features // 2
             return [*self.net.steps(outputs=outputs), Step("tanh")]
-        low, high = (as_array(torch.tensor(bound)) for bound in (-1.0, 1.0))
-        clip = Step("clip", {"low": low, "high": high})
+        (low, high), clip = self.log_std_bounds, Step.of("clip", low=-1.0, high=1.0)
         if self.log_std is not None:
-            std = as_array(self.log_std.clamp(*self.log_std_bounds).exp())
-            return [*self.net.steps(), Step("tanh"), Step("add_noise", {"scale": std}), clip]
-        low, high = (as_array(torch.tensor(bound)) for bound in self.log_std_bounds)
-        return [*self.net.steps(), Step("tanh_mean"), Step("gaussian", {"low": low, "high": high}), clip]
+            std = self.log_std.clamp(low, high).exp()
+            return [*self.net.steps(), Step("tanh"), Step.of("add_noise", scale=std), clip]
+        return [*self.net.steps(), Step("tanh_mean"), Step.of("gaussian", low=low, high=high), clip]
 
 
 def normal_actor(
@@ -275,11 +271,10 @@ def normal_actor(
 ) -> TanhGaussianActor | GaussianActor:
     """The actor of that distribution; in both cases the network outputs mean and log std for each state."""
     require_distribution(distribution)
+    shape = obs_dim, action_dim, hidden_sizes
     if distribution == "tanh":
-        return TanhGaussianActor(obs_dim, action_dim, hidden_sizes, log_std_bounds=log_std_bounds, **options)
-    return GaussianActor(
-        obs_dim, action_dim, hidden_sizes, state_std=True, log_std_bounds=log_std_bounds, **options
-    )
+        return TanhGaussianActor(*shape, log_std_bounds=log_std_bounds, **options)
+    return GaussianActor(*shape, state_std=True, log_std_bounds=log_std_bounds, **options)
 
 
 def require_distribution(given: str) -> None:

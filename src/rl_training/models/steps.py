@@ -36,14 +36,15 @@ class Step(NamedTuple):
     operation: str
     arrays: Mapping[str, NDArray[Any]] = MappingProxyType({})
 
+    @classmethod
+    def of(cls, operation: str, **values: Tensor | float) -> Step:
+        """An operation with copies of `values` in host memory, which later updates do not change."""
+        tensors = {name: torch.as_tensor(value).detach().to("cpu", copy=True) for name, value in values.items()}
+        return cls(operation, {name: tensor.contiguous().numpy() for name, tensor in tensors.items()})
+
     def first(self, outputs: int | None) -> Step:
         """This operation restricted to its first `outputs`, if given."""
         return self._replace(arrays={name: array[..., :outputs] for name, array in self.arrays.items()})
-
-
-def as_array(tensor: Tensor) -> NDArray[Any]:
-    """A copy in host memory, which later updates do not change."""
-    return tensor.detach().to("cpu", copy=True).contiguous().numpy()
 
 
 _OPERATIONS: dict[type[nn.Module], str] = {
@@ -68,15 +69,11 @@ def steps_of(listed: Iterable[nn.Module | Step | str]) -> list[Step]:
             found += steps_of(one)
         elif isinstance(one, nn.Linear):
             bias = torch.zeros(one.out_features) if one.bias is None else one.bias
-            found.append(Step("affine", {"weight": as_array(one.weight.T), "bias": as_array(bias)}))
+            found.append(Step.of("affine", weight=one.weight.T, bias=bias))
         elif isinstance(one, nn.LayerNorm):
             gain = torch.ones(one.normalized_shape) if one.weight is None else one.weight
-            arrays = {
-                "weight": gain,
-                "bias": torch.zeros_like(gain) if one.bias is None else one.bias,
-                "epsilon": torch.tensor(one.eps),
-            }
-            found.append(Step("layer_norm", {name: as_array(tensor) for name, tensor in arrays.items()}))
+            shift = torch.zeros_like(gain) if one.bias is None else one.bias
+            found.append(Step.of("layer_norm", weight=gain, bias=shift, epsilon=one.eps))
         elif isinstance(one, Step):
             found.append(one)
         elif not isinstance(one, nn.Identity):

@@ -42,7 +42,7 @@ from rl_training.updates.stacked import StackedUpdater
 from rl_training.updates.updater import Acceleration, Updater, accelerate
 
 BATCH_SIZE = 256
-# Updates between two readings of the loss terms, and the share of updates after which readings are averaged.
+# Updates between two readings of the clipped share, and the share of updates after which readings are averaged.
 _BLOCK, _CONVERGED = 250, 0.8
 # Updates before the first call of `watch`: enough to estimate the remaining time.
 _FIRST = 20
@@ -73,7 +73,6 @@ class Fit:
     values: NDArray[np.float64]
     drift: NDArray[np.float64]  # change of the values over the last fifth of the updates
     clipped: NDArray[np.float64]  # share of targets outside their bounds during that fifth
-    loss: NDArray[np.float64]
     learners: tuple[tuple[FQE, ...], ...] = field(repr=False, default=())
 
 
@@ -126,7 +125,6 @@ def fit(
         values=np.concatenate([one.values for one in found]),
         drift=np.concatenate([one.drift for one in found]),
         clipped=np.concatenate([one.clipped for one in found]),
-        loss=np.concatenate([one.loss for one in found]),
         learners=tuple(chain.from_iterable(one.learners for one in found)),
     )
 
@@ -182,7 +180,7 @@ def _fit(
 ) -> Fit:
     updater = _updater(actions, parts, learners, plan)
     first = FirstStates(actions, episodes, plan.seed)
-    terms: list[NDArray[np.float64]] = []
+    clipped: list[NDArray[np.float64]] = []
     converged = int(_CONVERGED * plan.updates)
     before, done = np.full((len(learners), len(parts)), np.nan), 0
     watch(0.0)
@@ -195,12 +193,11 @@ def _fit(
         if done == converged:
             before = _values(first, learners, parts)
         if done > converged:
-            terms.append(_terms(learners))
+            clipped.append(_clipped(learners))
     values = _values(first, learners, parts)
     if not np.all(np.isfinite(values)):
         raise DivergedError("FQE diverged: its values are not finite; use a smaller learning_rate")
-    clipped, loss = np.mean(terms, axis=0)
-    return Fit(values, values - before, clipped, loss, tuple(tuple(some) for some in learners))
+    return Fit(values, values - before, np.mean(clipped, axis=0), tuple(tuple(some) for some in learners))
 
 
 def _updater(
@@ -218,10 +215,9 @@ def _updater(
     return FQEUpdater(Stack([updater.learner for updater in updaters]), updaters, parts)
 
 
-def _terms(learners: Sequence[Sequence[FQE]]) -> NDArray[np.float64]:
-    """Share of clipped targets, and loss, of the last update, `[2, K, B]`."""
-    names = ("clipped_share", "critic_loss")
-    return np.array([[[float(one.terms[name]) for one in some] for some in learners] for name in names])
+def _clipped(learners: Sequence[Sequence[FQE]]) -> NDArray[np.float64]:
+    """Share of clipped targets of the last update, `[K, B]`."""
+    return np.array([[float(one.terms["clipped_share"]) for one in some] for some in learners])
 
 
 def _values(

@@ -18,11 +18,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
+from rl_training.experiment.metric_names import words_of
 from rl_training.report.curves import Axis, Band
 from rl_training.report.statistics import Estimate, Floats
 from rl_training.report.summary import Pair, Summary
 from rl_training.report.sweeps import Effect
-from rl_training.report.tables import words_of
 
 INK = "#0b0c0d"
 """colour of text and axes; the page replaces it with its text colour"""

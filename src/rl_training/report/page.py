@@ -21,13 +21,14 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from rl_training.display.text import number
+from rl_training.experiment.metric_names import words_of
 from rl_training.report import figures
 from rl_training.report.curves import AXES
 from rl_training.report.facts import bases
 from rl_training.report.rendering import inline, rendered, svg_with_seeds, without_seeds
 from rl_training.report.statistics import CONFIDENCE, EXPANDED, METHOD, POWER, seeds_needed
 from rl_training.report.summary import MOST_SHOWN, Summary
-from rl_training.report.tables import Table, tables, text_of, words_of
+from rl_training.report.tables import Table, tables, text_of
 from rl_training.version import __version__
 
 _MOST_EFFECTS = 12

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from rl_training.display.text import plain_data
 from rl_training.errors import ConfigError, nearest
 from rl_training.experiment.files import os_errors, replace_atomically
-from rl_training.experiment.metric_names import METRICS, less_is_better, tag_of
+from rl_training.experiment.metric_names import less_is_better, result_name, tag_of
 from rl_training.report import figures as drawing
 from rl_training.report.curves import Axis
 from rl_training.report.external import with_external
@@ -161,8 +161,7 @@ def read(
 def _check_metric(reading: Reading) -> None:
     """Raise if no log has the metric, unless it is the default: runs may have no evaluation."""
     if reading.tags and tag_of(reading.metric) not in reading.tags | {tag_of(RETURN)}:
-        names = {metric.tag: metric.name for metric in METRICS}
-        known = sorted(names.get(tag, tag) for tag in reading.tags)
+        known = sorted(map(result_name, reading.tags))
         hint = f"{nearest(reading.metric, known)}; known: {', '.join(known)}"
         raise ConfigError(f"no run has evaluations of {reading.metric}{hint}", key="metric")
 

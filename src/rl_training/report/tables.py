@@ -10,7 +10,7 @@ from dataclasses import astuple, dataclass, fields
 from typing import Any
 
 from rl_training.display.text import number, plain_data
-from rl_training.experiment.metric_names import METRICS, tag_of
+from rl_training.experiment.metric_names import words_of
 from rl_training.report.facts import Facts, facts_of
 from rl_training.report.statistics import Estimate
 from rl_training.report.summary import Pair, Result, Summary
@@ -129,11 +129,6 @@ def _markdown(text: str) -> str:
 
 def _latex(text: str) -> str:
     return re.sub(r"\s*[\r\n]+\s*", " ", "".join(_LATEX.get(letter, letter) for letter in text))
-
-
-def words_of(metric: str) -> str:
-    """The name of a metric in words."""
-    return next((known.words for known in METRICS if known.tag and known.tag == tag_of(metric)), metric)
 
 
 def _table(name: str, title: str, rows: Sequence[Mapping[str, Cell]]) -> Table:

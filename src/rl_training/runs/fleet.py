@@ -186,9 +186,8 @@ def _in_phase(built: Sequence[Member]) -> list[Member]:
     The delay counts from the first environment step. The runs of `init_from` may have made different numbers of
     updates before it; then the other members follow.
     """
-    phases = []
-    for regime in (member.build() for member in built):
-        phases.append(regime.pretraining % (getattr(regime.learner.config, "policy_delay", None) or 1))
+    regimes = [member.build() for member in built]
+    phases = [one.pretraining % (getattr(one.learner.config, "policy_delay", None) or 1) for one in regimes]
     group = [member for member, phase in zip(built, phases) if phase == phases[0]]
     if len(group) < len(built):
         _log.warning(

@@ -1,8 +1,7 @@
-"""Record in run.json how a run ended (finished, stopped, interrupted, failed, diverged) and how long it took."""
+"""Record in run.json how a run ended: finished, stopped, interrupted, failed or diverged."""
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -10,16 +9,6 @@ from rl_training.errors import ClaimLost, DivergedError, EnvironmentFailure, dev
 from rl_training.experiment import files
 from rl_training.runs.session import Session
 from rl_training.runs.signals import TrainingInterrupted
-
-
-@contextmanager
-def duration(session: Session) -> Iterator[None]:
-    """Record the device, the host and the training time in run.json."""
-    session.note_in_run(device=str(session.learner.device), host=platform.node())
-    try:
-        yield
-    finally:
-        session.note_in_run(seconds=session.seconds)
 
 
 @contextmanager

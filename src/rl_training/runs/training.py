@@ -12,6 +12,7 @@ each other; `fleet` continues it.
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import NamedTuple
@@ -33,7 +34,7 @@ from rl_training.runs.changes import Changes
 from rl_training.runs.controls import ControlConfig
 from rl_training.runs.regime import Advanced, Event, Regime
 from rl_training.runs.resume_points import START
-from rl_training.runs.run_status import duration, status
+from rl_training.runs.run_status import status
 from rl_training.runs.session import Session, TrainResult
 from rl_training.runs.signals import SignalGuard
 from rl_training.runs.spec import RunSpec
@@ -79,7 +80,8 @@ def training(spec: RunSpec, guard: SignalGuard, console: Callable[..., Progress]
         spec, scores_reset = regime.spec, False
         yield Built(regime)
         session = stack.enter_context(_open_session(regime, guard, console))
-        stack.enter_context(duration(session))
+        session.note_in_run(device=str(session.learner.device), host=platform.node())
+        stack.callback(lambda: session.note_in_run(seconds=session.seconds))
         stack.enter_context(status(session))
         if spec.checkpoint is not None:
             scores_reset = _restore(session, regime, spec.checkpoint)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from rl_training.errors import ConfigError, RLTrainingError, nearest, one_line
-from rl_training.experiment.metric_names import METRICS, less_is_better
+from rl_training.experiment.metric_names import less_is_better, result_name
 from rl_training.settings import at_home
 from rl_training.study.plan import Plan, read_plan
 from rl_training.study.status import StudyStatus, TrialStatus, read_status
@@ -230,8 +230,7 @@ class Study:
         if less_is_better(metric) and not lowest:
             raise ConfigError(f"best: less {metric} is better; pass lowest=True")
         records = _of_task(self.frame(), task, "best")
-        metric = {one.tag: one.name for one in METRICS if one.tag}.get(metric, metric)
-        groups, scores = _scored(records, metric, by, self._fresh_seeds())
+        groups, scores = _scored(records, metric := result_name(metric), by, self._fresh_seeds())
         if not scores:
             known = {name for record in records for name in record["metrics"]}
             hint = "" if metric in known else nearest(metric, known)

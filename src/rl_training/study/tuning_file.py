@@ -28,7 +28,7 @@ from pydantic import BeforeValidator, Field
 
 from rl_training.errors import ConfigError, nearest
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.metric_names import METRICS, less_is_better
+from rl_training.experiment.metric_names import KNOWN, less_is_better
 from rl_training.settings import NonNegativeInt, PathText, PositiveInt, Settings, seed_list
 from rl_training.study.description import (
     MOST_TRIALS,
@@ -53,15 +53,14 @@ _HIGHEST_SEED = 2**32 - 1
 
 def _metric(value: Any) -> Any:
     """The name of a metric in results, from that name or its tag in the log."""
-    names = {name: metric.name for metric in METRICS for name in (metric.name, metric.tag) if name}
-    if not isinstance(value, str) or value not in names:
-        raise ValueError(f"must be a metric of results, got {value!r}{nearest(str(value), names)}")
+    if not isinstance(value, str) or value not in KNOWN:
+        raise ValueError(f"must be a metric of results, got {value!r}{nearest(str(value), KNOWN)}")
     if less_is_better(value):
         raise ValueError(
             f"a tuning maximises it, and less {value} is better; sweep the settings instead, then use "
             'Study(…).best("validation_distance", lowest=True)'
         )
-    return names[value]
+    return KNOWN[value].name
 
 
 class Confirm(Settings):

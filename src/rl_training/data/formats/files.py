@@ -20,6 +20,7 @@ from rl_training.experiment.files import os_errors
 from rl_training.memory import human_bytes
 
 SMALL = 4096  # more than the components of any action space
+_EXISTS = "{}: already exists and is not overwritten; choose another name or remove it"
 
 
 def require(module: str, purpose: str) -> Any:
@@ -93,7 +94,7 @@ def new_file(target: Path, problem: type[RLTrainingError] = DatasetError) -> Ite
         try:
             os.link(staged, target)
         except FileExistsError:
-            raise problem(_exists(target)) from None
+            raise problem(_EXISTS.format(target)) from None
         except OSError:  # a file system without hard links
             staged.rename(target)
 
@@ -113,8 +114,7 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def _staged(target: Path, problem: type[RLTrainingError] = DatasetError) -> Iterator[Path]:
-    if target.exists():
-        raise problem(_exists(target))
+    require_new(target, problem)
     with os_errors(f"{target}: cannot be written", problem):
         target.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=".tmp-", dir=target.parent))
@@ -125,8 +125,14 @@ def _staged(target: Path, problem: type[RLTrainingError] = DatasetError) -> Iter
         _sync(target.parent)
 
 
-def _exists(target: Path) -> str:
-    return f"{target}: already exists and is not overwritten; choose another name or remove it"
+def require_new(target: Path, problem: type[RLTrainingError] = DatasetError) -> None:
+    """Raise `problem` if `target` exists or its folder is not writable."""
+    if target.exists() or target.is_symlink():
+        raise problem(_EXISTS.format(target))
+    place = next(folder for folder in target.absolute().parents if folder.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        reason = "is not writable" if place.is_dir() else "is a file, not a folder"
+        raise problem(f"{target}: cannot be written: {place} {reason}")
 
 
 def _sync(path: Path) -> None:
