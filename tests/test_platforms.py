@@ -20,7 +20,7 @@ from tests.bare import Bare
 from tests.studies import study_in
 
 BARE = """
-import fcntl, importlib, os, select, signal, sys, types
+import fcntl, importlib, os, select, shutil, signal, sys, types
 import gymnasium, numpy, pydantic, safetensors.torch, tensorboard, torch, typer, yaml
 import multiprocessing.connection, multiprocessing.spawn, subprocess, tempfile
 from torch.utils.tensorboard import SummaryWriter
@@ -46,6 +46,7 @@ for module, names in gone.items():
     for name in names.split():
         delattr(module, name)
 os.supports_follow_symlinks = os.supports_follow_symlinks - {os.link}
+shutil._use_fd_functions = False  # as on Windows; with them, Python 3.13 needs O_NONBLOCK
 
 from rl_training.errors import ConfigError, RunInUse
 from rl_training import BC, SAC, Study, TransitionDataset, load
