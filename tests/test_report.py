@@ -268,6 +268,8 @@ def test_last_best_and_at_a_step(tmp_path: Path) -> None:
     assert (mean(), mean(score="best"), mean(at=200)) == (3.0, 9.0, 9.0)
     assert mean(at=100) == 1.0
     assert report.read(tmp_path, at=100).summary.results["sac", "Pendulum-v1"].seeds == 3
+    best = words(report.read(tmp_path, score="best", at=200))
+    assert "is its best evaluation up to step 200, which favours" in best
 
 
 def test_a_run_that_diverged_before_a_step_counts(tmp_path: Path) -> None:
@@ -380,6 +382,15 @@ def test_unknown_names_are_errors(tmp_path: Path, options: dict[str, Any], messa
     write_run(tmp_path / "a")
     with pytest.raises(ConfigError, match=message):
         report.read(tmp_path, **options)
+
+
+def test_a_method_of_several_settings_has_those_that_all_its_runs_share(tmp_path: Path) -> None:
+    for number, gamma in enumerate((0.9, 0.95, 0.99)):
+        write_run(tmp_path / str(number), settings=settings_of(gamma=gamma, tau=min(gamma, 0.95)))
+    names = {"sac (gamma=0.95, tau=0.95)": "far", "sac (gamma=0.99, tau=0.95)": "far"}
+    summary = report.read(tmp_path, names=names).summary
+    assert summary.groups.legend == {"far": "tau=0.95"}
+    assert [(one.setting, one.values) for one in summary.effects] == [("tau", (0.9, 0.95))]
 
 
 def test_settings_that_look_alike_are_distinguished(tmp_path: Path) -> None:

@@ -114,6 +114,7 @@ def test_folders_at_any_depth_each_run_once(tmp_path: Path) -> None:
     (tmp_path / "a" / "checkpoints" / "step_1").mkdir(parents=True)
     names = [run.name for run in read_runs([tmp_path, tmp_path / "a", str(tmp_path / "deep")]).runs]
     assert names == ["a", "c", "b"]
+    assert len(read_runs([tmp_path / "deep" / "er" / "b", tmp_path / "deep" / "er"]).runs) == 1
 
 
 def test_paths_without_runs_are_refused(tmp_path: Path) -> None:
@@ -308,6 +309,7 @@ def test_a_study_and_its_packed_file_give_the_same_report(tmp_path: Path) -> Non
     assert [one.kind for one in packed.unread] == ["missing", "failed"]
     ours = [run for run in folder.runs if run.study]
     assert [run.name for run in packed.runs] == [run.name for run in ours]
+    assert len(read_runs([study.folder / "runs" / ours[0].name, study.folder]).runs) == len(folder.runs)
     for one, other in zip(packed.runs, ours):
         assert (one.settings, one.record, one.varied) == (other.settings, other.record, other.varied)
         assert one.curve.values.tolist() == other.curve.values.tolist()

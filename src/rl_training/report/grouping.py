@@ -78,7 +78,7 @@ class Groups:
     methods: tuple[str, ...]
     tasks: tuple[str, ...]
     cells: Mapping[tuple[str, str], Cell]
-    changes: Mapping[str, Mapping[str, Any]]  # by method: the settings that define it
+    changes: Mapping[str, Mapping[str, Any]]  # by method: the settings that define it, which all its runs have
     algos: Mapping[str, str]  # by method
     env_ids: Mapping[str, str | None]  # by task
     troubles: tuple[Trouble, ...]
@@ -114,7 +114,8 @@ def group(reading: Reading, selection: Selection) -> Groups:
         }[selection.by]
         found |= dict.fromkeys((name, tasks[run]))
         method, task = (selection.names.get(one, one) for one in (name, tasks[run]))
-        changes.setdefault(method, varied[run] if selection.by == "settings" else {})
+        own = varied[run] if selection.by == "settings" else {}
+        changes[method] = dict(pair for pair in changes.get(method, own).items() if pair in own.items())
         algos.setdefault(method, run.algo)
         env_ids.setdefault(task, run.env_id)
         cells.setdefault((method, task), Cell(method, task)).others.append(run)

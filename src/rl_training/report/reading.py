@@ -160,12 +160,13 @@ class _Reader:
         self._metric = metric
         self._given = ""
         self._seen: set[tuple[int, int]] = set()
+        self._again = 0  # number of paths that were found more than once
         self._settings: dict[str, tuple[Mapping[str, Any], tuple[str, ...]]] = {}
 
     def read(self, path: Path) -> None:
         """Read everything below a path given by the caller."""
         self._given = str(path)
-        found = len(self.runs) + len(self.unread)
+        found = self._found
         if not path.exists():
             raise ConfigError(f"{path}: no such file or folder")
         if _inode(path) in self._seen:
@@ -176,12 +177,17 @@ class _Reader:
             self._packed(path)
         else:
             raise ConfigError(f"{path}: neither a folder nor a packed study")
-        if len(self.runs) + len(self.unread) == found:
+        if self._found == found:
             raise ConfigError(f"{path}: no runs in it (no {RECORD} at any depth)")
+
+    @property
+    def _found(self) -> int:
+        return len(self.runs) + len(self.unread) + self._again
 
     def _mark_seen(self, path: Path) -> bool:
         """Mark a path as read; return whether it was marked before."""
         known = _inode(path) in self._seen
+        self._again += known
         self._seen.add(_inode(path))
         return known
 
@@ -212,9 +218,6 @@ class _Reader:
             self.unread.append(Unread.of(folder, "broken", f"its runs are read without its plan: {error}"))
         else:
             self._trials(plan, read, lambda trial: reader_of(folder / RUNS / trial), str(folder))
-            for trial in plan.trials:
-                if (folder / RUNS / trial.name).is_dir():
-                    self._mark_seen(folder / RUNS / trial.name)
         if (folder / RUNS).is_dir():
             self._folder(folder / RUNS)
 
@@ -230,11 +233,13 @@ class _Reader:
             self.unread.append(Unread.of(file, "broken", f"cannot be read: {error.strerror or error}"))
 
     def _trials(self, plan: Plan, read: ReadFile, inside: Callable[[str], ReadFile], place: str) -> None:
-        """Read the trials of a plan; a trial without a run folder is listed as failed or missing."""
+        """Read the trials of a plan that were not read before; one without a run folder is failed or missing."""
         settings = [printable(identity(one.settings)) for one in plan.configurations]
         for trial in plan.trials:
             configuration = plan.configurations[trial.configuration]
             source = _Source(f"{place}/{RUNS}/{trial.name}", trial.name, inside(trial.name), plan.name)
+            if (home := Path(source.place)).is_dir() and self._mark_seen(home):
+                continue
             source.settings, source.varied = settings[trial.configuration], printable(configuration.changes)
             source.tags = tags_of(configuration.settings)
             data = read(name := failure_name(trial))
