@@ -272,6 +272,15 @@ def test_last_best_and_at_a_step(tmp_path: Path) -> None:
     assert "is its best evaluation up to step 200, which favours" in best
 
 
+def test_of_two_runs_of_a_seed_the_one_that_reached_the_step_counts(tmp_path: Path) -> None:
+    write_run(tmp_path / "older", [1.0, 4.0, 5.0], status="interrupted", created="2020-01-01T00:00:00+00:00")
+    write_run(tmp_path / "newer", [2.0], status="interrupted")
+    found = report.read(tmp_path, at=200)
+    assert found.summary.results["sac", "Pendulum-v1"].values.tolist() == [4.0]
+    [row] = found.tables["troubles"].records()
+    assert (Path(row["run"]).name, row["is"], row["effect"]) == ("newer", "repeated", "not counted")
+
+
 def test_a_run_that_diverged_before_a_step_counts(tmp_path: Path) -> None:
     write_run(tmp_path / "whole", [1.0, 9.0, 3.0])
     write_run(tmp_path / "diverged", [1.0, -5.0], seed=1, status="diverged", cause="loss is NaN")

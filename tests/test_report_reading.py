@@ -226,6 +226,17 @@ def test_a_run_that_resumed_in_a_new_folder_has_no_rate(tmp_path: Path) -> None:
         assert facts.updates_per_second == rate
 
 
+def test_a_run_that_was_continued_does_not_have_the_results_of_its_earlier_end(tmp_path: Path) -> None:
+    earlier = {"stop_reason": "max_hours reached", "ended_at": 100, "metrics": {"update_count": 100}}
+    for name, fields, cause in (
+        ("stopped", {}, "max_hours reached"),
+        ("interrupted", {}, None),
+        ("diverged", {"cause": "loss is NaN"}, "loss is NaN"),
+    ):
+        [run] = read_runs(write_run(tmp_path / name, status=name, **earlier, **fields)).runs
+        assert (run.cause, "update_count" in run.metrics) == (cause, name == "stopped")
+
+
 def test_a_run_that_continues_the_updates_of_an_offline_run_has_no_rate(tmp_path: Path) -> None:
     for name, learned, rate in (("a", 0, 10.0), ("b", 60, None)):
         metrics = {"update_count": 100, "pretrain_updates_done": learned}

@@ -200,11 +200,15 @@ def _select_runs(cell: Cell, selection: Selection) -> list[Trouble]:
     texts = {id(run.settings): text_of(_own_settings(run)) for run in cell.others}
     same = {run: (run.seed, run.algo, texts[id(run.settings)]) for run in cell.others}
     newest: dict[tuple[int | None, str, str], Run] = {}
-    for run in sorted(cell.others, key=lambda run: (len(run.curve) > 0, run.status in ENDED, run.created or 0.0)):
+    assessed = {run: _assess(run, selection) for run in cell.others}
+
+    def quality(run: Run) -> tuple[bool, bool, bool, float]:
+        return assessed[run][0], len(run.curve) > 0, run.status in ENDED, run.created or 0.0
+
+    for run in sorted(cell.others, key=quality):
         newest[same[run]] = run
-    for run in cell.others:
+    for run, (counts, what, reason) in assessed.items():
         again = newest[same[run]] is not run and run.seed is not None
-        counts, what, reason = _assess(run, selection)
         if again:
             reason = f"has the settings and seed of {newest[same[run]].place}, which is newer or longer"
             counts, what = False, "repeated"

@@ -76,8 +76,8 @@ class Run:
 
     @property
     def metrics(self) -> Mapping[str, Any]:
-        """Results of a run that has ended."""
-        found = self.record.get("metrics")
+        """Results of a run that is done; the record of a continued one still has those of its earlier end."""
+        found = self.record.get("metrics") if self.status in DONE else None
         return found if isinstance(found, Mapping) else {}
 
     @property
@@ -269,7 +269,7 @@ class _Reader:
         reasons = record.get("inexact")
         for one in map(str, reasons if isinstance(reasons, list) else ()):
             notes += [f"resumed at {one}"] if any(part in one for part in _CHANGED) else []
-        status, cause = record["status"], record.get("cause") or record.get("stop_reason")
+        status, cause = record["status"], record.get("stop_reason" if record["status"] in DONE else "cause")
         if status == "running" and _process_ended(record):
             status = "interrupted"
         if source.failure is not None and status not in ENDED:
