@@ -328,6 +328,15 @@ def test_a_study_and_its_packed_file_give_the_same_report(tmp_path: Path) -> Non
         assert one.tags == other.tags == ("a",)
 
 
+def test_a_trial_that_was_resumed_with_another_budget_has_its_own_settings(tmp_path: Path) -> None:
+    study = study_in(tmp_path, seeds=[0, 1])
+    plan = study.plan()
+    for trial, budget in zip(plan.trials, (60, 120)):
+        settings = plan.configurations[0].settings | {"total_timesteps": budget}
+        write_run(study.folder / "runs" / trial.name, seed=trial.seed, settings=settings)
+    assert [run.settings["total_timesteps"] for run in read_runs(study.folder).runs] == [60, 120]
+
+
 def test_a_damaged_packed_study_and_plan_are_listed(tmp_path: Path) -> None:
     study = study_in(tmp_path, seeds=[0], set={"eval_interval": 30})
     study.run(1, quiet=True)

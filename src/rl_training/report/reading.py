@@ -297,12 +297,11 @@ class _Reader:
         )
 
     def _settings_of(self, source: _Source, notes: list[str]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-        if source.settings is not None:
-            return source.settings, source.tags
         data = source.read(RESOLVED)
         if data is None:
-            notes.append(f"it has no {RESOLVED}: its settings are unknown")
-            return {}, ()
+            if source.settings is None:
+                notes.append(f"it has no {RESOLVED}: its settings are unknown")
+            return source.settings or {}, source.tags
         text = without_seed(data)
         if text not in self._settings:
             self._settings[text] = parse_settings(text, notes)
