@@ -272,6 +272,16 @@ def test_last_best_and_at_a_step(tmp_path: Path) -> None:
     assert "is its best evaluation up to step 200, which favours" in best
 
 
+def test_a_run_that_stopped_early_counts_with_a_remark(tmp_path: Path) -> None:
+    write_run(tmp_path / "whole", [1.0, 9.0, 3.0])
+    write_run(tmp_path / "short", [1.0], seed=1, status="stopped", stop_reason="max_hours 1 reached")
+    found = report.read(tmp_path)
+    assert found.summary.results["sac", "Pendulum-v1"].seeds == 2
+    [row] = found.tables["troubles"].records()
+    assert (Path(row["run"]).name, row["is"], row["effect"]) == ("short", "stopped", "counted")
+    assert row["because"] == "counts with its evaluations up to step 100: max_hours 1 reached"
+
+
 def test_of_two_runs_of_a_seed_the_one_that_reached_the_step_counts(tmp_path: Path) -> None:
     write_run(tmp_path / "older", [1.0, 4.0, 5.0], status="interrupted", created="2020-01-01T00:00:00+00:00")
     write_run(tmp_path / "newer", [2.0], status="interrupted")

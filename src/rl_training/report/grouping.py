@@ -229,8 +229,9 @@ def _assess(run: Run, selection: Selection) -> tuple[bool, str, str]:
     if not len(run.curve):
         return False, run.status, f"{run.status} without an evaluation{cause}"
     early = selection.at is not None and run.curve.steps[-1] < selection.at
+    so_far = f"counts with its evaluations up to step {run.curve.steps[-1]:,.0f}{cause}"
     if run.status == "diverged" and (early or selection.at is None):
-        return True, "diverged", f"counts with its evaluations up to step {run.curve.steps[-1]:,.0f}{cause}"
+        return True, "diverged", so_far
     if selection.at is not None:
         if early:
             return False, run.status, f"{run.status} before step {selection.at:,.0f}{cause}"
@@ -244,7 +245,7 @@ def _assess(run: Run, selection: Selection) -> tuple[bool, str, str]:
         of = f" of {total + before:,}" if isinstance(total, int) and isinstance(before, int) else ""
         seen = f", last seen {_moment(run.updated)}" if run.status == "running" and run.updated else ""
         return selection.unfinished, run.status, f"{run.status} at step {run.step:,}{of}{seen}{cause}"
-    return True, run.status, ""
+    return True, run.status, so_far if run.status == "stopped" else ""
 
 
 def _moment(seconds: float) -> str:

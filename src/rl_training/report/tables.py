@@ -228,7 +228,8 @@ def _effects(summary: Summary) -> Table:
 
 def _troubles(summary: Summary) -> Table:
     rows = tuple((one.place, one.what, one.reason, one.effect) for one in summary.troubles)
-    return Table("troubles", "Failed, diverged, unfinished, missing", ("run", "is", "because", "effect"), rows)
+    columns = ("run", "is", "because", "effect")
+    return Table("troubles", "Failed, diverged, stopped, unfinished, missing", columns, rows)
 
 
 def tables(summary: Summary) -> dict[str, Table]:
