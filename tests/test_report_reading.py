@@ -266,6 +266,13 @@ def test_time_between_an_interruption_and_a_resume_is_not_counted() -> None:
     assert curve.seconds.tolist() == [10, 20, 30, 40, 45]
 
 
+def test_time_of_training_never_decreases_if_a_run_resumes_by_another_clock() -> None:
+    rows = ((1, 110.0), (2, 120.0), (3, 20.0), (4, 30.0))  # the machine that resumed it at 15 is behind
+    log = b"step,time,eval/mean_reward\n" + b"".join(b"%d,%.3f,0.0\n" % row for row in rows)
+    curve = read_log(log, "eval_return_mean", created=100.0, resumed=[15.0]).curve
+    assert curve.seconds.tolist() == [10, 20, 20, 30]
+
+
 def test_another_metric(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [1.0])
     for name in ("eval_length_mean", "eval/mean_ep_length"):
