@@ -216,6 +216,8 @@ def test_the_budget_of_an_interrupted_run_includes_its_updates_before_the_first_
         run = write_run(tmp_path / name, (1.0, 2.0, 3.0, 4.0), settings=learned, status="interrupted", **record)
         (trouble,) = report.read(run).summary.troubles
         assert trouble.reason == f"interrupted at step 400 of {total}"
+    started = write_run(tmp_path / "c", (1.0, 2.0), settings=learned, status="interrupted")
+    assert report.read(started, unfinished=True).summary.uneven == {}
 
 
 def test_a_run_that_resumed_in_a_new_folder_has_no_rate(tmp_path: Path) -> None:
