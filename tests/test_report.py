@@ -450,6 +450,9 @@ def test_methods_by_path_and_tags(tmp_path: Path) -> None:
         "after: sac",
     )
     assert set(report.read(tmp_path, by="tags").summary.methods) == {"sac (before)", "sac (after)"}
+    for seed, tags in enumerate((["x", "y"], ["y", "x"])):
+        write_run(tmp_path / "both" / str(seed), seed=seed, settings=settings_of() | {"tags": tags})
+    assert report.read(tmp_path / "both", by="tags").summary.methods == ("sac (x, y)",)
     alike = [write_run(tmp_path / name / "same").parent / "same" for name in ("c", "d")]
     assert report.read(alike, by="path").summary.methods == tuple(f"{path}: sac" for path in alike)
     with pytest.raises(ConfigError, match="by must be one of"):

@@ -110,7 +110,7 @@ def group(reading: Reading, selection: Selection) -> Groups:
         name = {
             "settings": labels[run.algo, text_of(varied[run])],
             "path": f"{folders[run.given]}: {run.algo}",
-            "tags": f"{run.algo} ({', '.join(run.tags) or 'no tags'})",
+            "tags": f"{run.algo} ({', '.join(sorted(set(run.tags))) or 'no tags'})",
         }[selection.by]
         found |= dict.fromkeys((name, tasks[run]))
         method, task = (selection.names.get(one, one) for one in (name, tasks[run]))
