@@ -262,6 +262,11 @@ def test_two_rows_of_a_step_are_one_evaluation() -> None:
     assert (curve.values.tolist(), curve.seconds.tolist()) == ([1.5, 2.5], [2, 5])
 
 
+def test_an_evaluation_before_the_first_report_has_fewer_updates() -> None:
+    log = b"step,time,train/n_updates,eval/mean_reward\n5,1.0,,1.0\n10,2.0,8.0,2.0\n15,3.0,,3.0\n20,4.0,18.0,\n"
+    assert read_log(log, "eval_return_mean").curve.updates.tolist() == [4, 8, 13]
+
+
 def test_time_between_an_interruption_and_a_resume_is_not_counted() -> None:
     log = b"step,time,eval/mean_reward\n1,110.0,1.0\n2,120.0,2.0\n3,1010.0,3.0\n4,1020.0,4.0\n5,5005.0,5.0\n"
     curve = read_log(log, "eval_return_mean", created=100.0, resumed=[500.0, 1000.0, 5000.0]).curve

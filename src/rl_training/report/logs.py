@@ -141,10 +141,11 @@ def _number(cell: str) -> float:
 
 
 def _updates_at(steps: Floats, known: dict[int, float]) -> Floats:
-    """Updates at each evaluation, interpolated linearly between the rows that have them."""
+    """Updates at each evaluation, interpolated linearly between the start and the rows that have them."""
     known = {step: count for step, count in known.items() if math.isfinite(count)}
     if not known:
         return np.full_like(steps, np.nan)
+    known = {0: 0.0, **known}
     at = sorted(known)
     return np.interp(steps, at, [known[step] for step in at])
 
