@@ -387,6 +387,7 @@ def test_resamples_without_an_episode_of_the_policy_are_left_out_of_its_value(ho
     assert found.best.value == pytest.approx(np.nanmean(found.best.values))
     assert found.best.rank == 1
     empty = int(np.isnan(found.best.values).sum())
+    assert found.best.agreement == found.best.first == 1 - empty / 40
     assert any(note.startswith(f"{empty} of 40 resamples have no episode") for note in found.notes)
 
 

@@ -313,7 +313,7 @@ def _ranked(
 ) -> list[PolicyEstimate]:
     means = np.array([one[np.isfinite(one)].mean() if np.isfinite(one).any() else np.nan for one in values])
     several = values.shape[1] > 1
-    overall, each = ranks(means), ranks(values)  # [K], [K, B]
+    overall, each = ranks(means), np.where(np.isnan(values), 0, ranks(values))  # [K], [K, B]; 0: without a value
     first = int(np.argmin(overall))
     estimates = []
     for k, candidate in enumerate(found):
