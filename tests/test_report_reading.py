@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -173,9 +174,11 @@ def test_a_run_with_a_broken_file_is_read_with_a_note(
     (run / file).unlink()
     if text is not None:
         (run / file).write_bytes(text)
-    [found] = read_runs(run).runs
+    shutil.copytree(run, tmp_path / "b")
+    found, other = read_runs(tmp_path).runs
     assert note in " ".join(found.notes)
     assert bool(found.notes) == bool(note)
+    assert other.notes == found.notes
     assert (found.last is None) == (file == "metrics.csv")
 
 

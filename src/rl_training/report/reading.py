@@ -303,9 +303,10 @@ class _Reader:
                 notes.append(f"it has no {RESOLVED}: its settings are unknown")
             return source.settings or {}, source.tags
         text = without_seed(data)
-        if text not in self._settings:
-            self._settings[text] = parse_settings(text, notes)
-        return self._settings[text]
+        found = self._settings.get(text) or parse_settings(text, notes)
+        if found[0]:  # else each run of these settings gets its note
+            self._settings[text] = found
+        return found
 
     def _log_of(self, source: _Source, record: Mapping[str, Any], notes: list[str]) -> Log:
         resumed = [moment for text in record["resumed"] if (moment := _timestamp(text)) is not None]
