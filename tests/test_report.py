@@ -137,6 +137,14 @@ def test_a_spreadsheet_gets_no_formula(tmp_path: Path) -> None:
     assert rows[1][:2] == ["'@SUM", "'=cmd()"]
 
 
+def test_a_negative_mean_is_a_plain_text_in_csv(tmp_path: Path) -> None:
+    for seed in range(2):
+        write_run(tmp_path / str(seed), [-16.0 - seed], seed=seed)
+    for paths, text in ((tmp_path, "-16.50 ± 0.71"), (tmp_path / "0", "-16.00 (one seed)")):
+        [row] = csv.DictReader(io.StringIO(report.read(paths).tables["tasks"].csv()))
+        assert row["mean ± std"] == text
+
+
 def test_downloads_are_inside_the_page(tmp_path: Path, with_pdf: None) -> None:
     found = report.read(two_methods(tmp_path))
     page = Page(found.html())
