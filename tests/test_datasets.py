@@ -469,3 +469,4 @@ def test_d4rl_scores():
     assert normalized_score("AntMaze_Large_Diverse_GR-v4", 0.5) == pytest.approx(50.0)
     assert normalized_score("FrankaKitchen-v1", 1.0) == pytest.approx(25.0)
     assert normalized_score("Pendulum-v1", -100.0) is None
+    assert normalized_score("Ant", -100.0) is None  # a user's class

@@ -120,6 +120,15 @@ def test_a_result_has_the_ranking_and_its_metadata(home: Path) -> None:
     assert json.loads(json.dumps(found.to_dict()))["caveat"] == CAVEAT
 
 
+def test_equal_rewards_without_terminations_give_every_policy_one_value(home: Path) -> None:
+    data = TransitionDataset.load(home / "logs.npz").with_rewards(scale=0.0, shift=-1.0)
+    found = rl_training.ope(runs(home), data, **SMALL)
+    assert [one.value for one in found.policies] == pytest.approx([-100.0, -100.0])
+    assert [note for note in found.notes if "same value" in note or "clipped" in note] == [
+        "every policy has the same value: all rewards are equal, and no episode terminates"
+    ]
+
+
 def test_results_are_determined_by_the_seed(home: Path) -> None:
     first, again, other = (rl_training.ope(runs(home), home / "logs.npz", **SMALL, seed=s) for s in (0, 0, 1))
     assert first.to_dict() == again.to_dict()
@@ -378,6 +387,7 @@ def test_resamples_without_an_episode_of_the_policy_are_left_out_of_its_value(ho
     assert found.best.value == pytest.approx(np.nanmean(found.best.values))
     assert found.best.rank == 1
     empty = int(np.isnan(found.best.values).sum())
+    assert found.best.agreement == found.best.first == 1 - empty / 40
     assert any(note.startswith(f"{empty} of 40 resamples have no episode") for note in found.notes)
 
 

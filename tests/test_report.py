@@ -137,6 +137,14 @@ def test_a_spreadsheet_gets_no_formula(tmp_path: Path) -> None:
     assert rows[1][:2] == ["'@SUM", "'=cmd()"]
 
 
+def test_a_negative_mean_is_a_plain_text_in_csv(tmp_path: Path) -> None:
+    for seed in range(2):
+        write_run(tmp_path / str(seed), [-16.0 - seed], seed=seed)
+    for paths, text in ((tmp_path, "-16.50 ± 0.71"), (tmp_path / "0", "-16.00 (one seed)")):
+        [row] = csv.DictReader(io.StringIO(report.read(paths).tables["tasks"].csv()))
+        assert row["mean ± std"] == text
+
+
 def test_downloads_are_inside_the_page(tmp_path: Path, with_pdf: None) -> None:
     found = report.read(two_methods(tmp_path))
     page = Page(found.html())
@@ -268,6 +276,27 @@ def test_last_best_and_at_a_step(tmp_path: Path) -> None:
     assert (mean(), mean(score="best"), mean(at=200)) == (3.0, 9.0, 9.0)
     assert mean(at=100) == 1.0
     assert report.read(tmp_path, at=100).summary.results["sac", "Pendulum-v1"].seeds == 3
+    best = words(report.read(tmp_path, score="best", at=200))
+    assert "is its best evaluation up to step 200, which favours" in best
+
+
+def test_a_run_that_stopped_early_counts_with_a_remark(tmp_path: Path) -> None:
+    write_run(tmp_path / "whole", [1.0, 9.0, 3.0])
+    write_run(tmp_path / "short", [1.0], seed=1, status="stopped", stop_reason="max_hours 1 reached")
+    found = report.read(tmp_path)
+    assert found.summary.results["sac", "Pendulum-v1"].seeds == 2
+    [row] = found.tables["troubles"].records()
+    assert (Path(row["run"]).name, row["is"], row["effect"]) == ("short", "stopped", "counted")
+    assert row["because"] == "counts with its evaluations up to step 100: max_hours 1 reached"
+
+
+def test_of_two_runs_of_a_seed_the_one_that_reached_the_step_counts(tmp_path: Path) -> None:
+    write_run(tmp_path / "older", [1.0, 4.0, 5.0], status="interrupted", created="2020-01-01T00:00:00+00:00")
+    write_run(tmp_path / "newer", [2.0], status="interrupted")
+    found = report.read(tmp_path, at=200)
+    assert found.summary.results["sac", "Pendulum-v1"].values.tolist() == [4.0]
+    [row] = found.tables["troubles"].records()
+    assert (Path(row["run"]).name, row["is"], row["effect"]) == ("newer", "repeated", "not counted")
 
 
 def test_a_run_that_diverged_before_a_step_counts(tmp_path: Path) -> None:
@@ -382,6 +411,15 @@ def test_unknown_names_are_errors(tmp_path: Path, options: dict[str, Any], messa
         report.read(tmp_path, **options)
 
 
+def test_a_method_of_several_settings_has_those_that_all_its_runs_share(tmp_path: Path) -> None:
+    for number, gamma in enumerate((0.9, 0.95, 0.99)):
+        write_run(tmp_path / str(number), settings=settings_of(gamma=gamma, tau=min(gamma, 0.95)))
+    names = {"sac (gamma=0.95, tau=0.95)": "far", "sac (gamma=0.99, tau=0.95)": "far"}
+    summary = report.read(tmp_path, names=names).summary
+    assert summary.groups.legend == {"far": "tau=0.95"}
+    assert [(one.setting, one.values) for one in summary.effects] == [("tau", (0.9, 0.95))]
+
+
 def test_settings_that_look_alike_are_distinguished(tmp_path: Path) -> None:
     rates = (0.30000000000000004, 0.30000000000000010, 0.123456789)
     for number, rate in enumerate(rates):
@@ -420,6 +458,9 @@ def test_methods_by_path_and_tags(tmp_path: Path) -> None:
         "after: sac",
     )
     assert set(report.read(tmp_path, by="tags").summary.methods) == {"sac (before)", "sac (after)"}
+    for seed, tags in enumerate((["x", "y"], ["y", "x"])):
+        write_run(tmp_path / "both" / str(seed), seed=seed, settings=settings_of() | {"tags": tags})
+    assert report.read(tmp_path / "both", by="tags").summary.methods == ("sac (x, y)",)
     alike = [write_run(tmp_path / name / "same").parent / "same" for name in ("c", "d")]
     assert report.read(alike, by="path").summary.methods == tuple(f"{path}: sac" for path in alike)
     with pytest.raises(ConfigError, match="by must be one of"):

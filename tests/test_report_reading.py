@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -114,6 +115,7 @@ def test_folders_at_any_depth_each_run_once(tmp_path: Path) -> None:
     (tmp_path / "a" / "checkpoints" / "step_1").mkdir(parents=True)
     names = [run.name for run in read_runs([tmp_path, tmp_path / "a", str(tmp_path / "deep")]).runs]
     assert names == ["a", "c", "b"]
+    assert len(read_runs([tmp_path / "deep" / "er" / "b", tmp_path / "deep" / "er"]).runs) == 1
 
 
 def test_paths_without_runs_are_refused(tmp_path: Path) -> None:
@@ -172,9 +174,11 @@ def test_a_run_with_a_broken_file_is_read_with_a_note(
     (run / file).unlink()
     if text is not None:
         (run / file).write_bytes(text)
-    [found] = read_runs(run).runs
+    shutil.copytree(run, tmp_path / "b")
+    found, other = read_runs(tmp_path).runs
     assert note in " ".join(found.notes)
     assert bool(found.notes) == bool(note)
+    assert other.notes == found.notes
     assert (found.last is None) == (file == "metrics.csv")
 
 
@@ -215,6 +219,8 @@ def test_the_budget_of_an_interrupted_run_includes_its_updates_before_the_first_
         run = write_run(tmp_path / name, (1.0, 2.0, 3.0, 4.0), settings=learned, status="interrupted", **record)
         (trouble,) = report.read(run).summary.troubles
         assert trouble.reason == f"interrupted at step 400 of {total}"
+    started = write_run(tmp_path / "c", (1.0, 2.0), settings=learned, status="interrupted")
+    assert report.read(started, unfinished=True).summary.uneven == {}
 
 
 def test_a_run_that_resumed_in_a_new_folder_has_no_rate(tmp_path: Path) -> None:
@@ -223,6 +229,17 @@ def test_a_run_that_resumed_in_a_new_folder_has_no_rate(tmp_path: Path) -> None:
         place = write_run(tmp_path / name, metrics={"update_count": 100}, seconds=10.0, **fields)
         (facts,) = facts_of(report.read(place).summary.groups)
         assert facts.updates_per_second == rate
+
+
+def test_a_run_that_was_continued_does_not_have_the_results_of_its_earlier_end(tmp_path: Path) -> None:
+    earlier = {"stop_reason": "max_hours reached", "ended_at": 100, "metrics": {"update_count": 100}}
+    for name, fields, cause in (
+        ("stopped", {}, "max_hours reached"),
+        ("interrupted", {}, None),
+        ("diverged", {"cause": "loss is NaN"}, "loss is NaN"),
+    ):
+        [run] = read_runs(write_run(tmp_path / name, status=name, **earlier, **fields)).runs
+        assert (run.cause, "update_count" in run.metrics) == (cause, name == "stopped")
 
 
 def test_a_run_that_continues_the_updates_of_an_offline_run_has_no_rate(tmp_path: Path) -> None:
@@ -248,10 +265,22 @@ def test_two_rows_of_a_step_are_one_evaluation() -> None:
     assert (curve.values.tolist(), curve.seconds.tolist()) == ([1.5, 2.5], [2, 5])
 
 
+def test_an_evaluation_before_the_first_report_has_fewer_updates() -> None:
+    log = b"step,time,train/n_updates,eval/mean_reward\n5,1.0,,1.0\n10,2.0,8.0,2.0\n15,3.0,,3.0\n20,4.0,18.0,\n"
+    assert read_log(log, "eval_return_mean").curve.updates.tolist() == [4, 8, 13]
+
+
 def test_time_between_an_interruption_and_a_resume_is_not_counted() -> None:
     log = b"step,time,eval/mean_reward\n1,110.0,1.0\n2,120.0,2.0\n3,1010.0,3.0\n4,1020.0,4.0\n5,5005.0,5.0\n"
     curve = read_log(log, "eval_return_mean", created=100.0, resumed=[500.0, 1000.0, 5000.0]).curve
     assert curve.seconds.tolist() == [10, 20, 30, 40, 45]
+
+
+def test_time_of_training_never_decreases_if_a_run_resumes_by_another_clock() -> None:
+    rows = ((1, 110.0), (2, 120.0), (3, 20.0), (4, 30.0))  # the machine that resumed it at 15 is behind
+    log = b"step,time,eval/mean_reward\n" + b"".join(b"%d,%.3f,0.0\n" % row for row in rows)
+    curve = read_log(log, "eval_return_mean", created=100.0, resumed=[15.0]).curve
+    assert curve.seconds.tolist() == [10, 20, 20, 30]
 
 
 def test_another_metric(tmp_path: Path) -> None:
@@ -308,11 +337,21 @@ def test_a_study_and_its_packed_file_give_the_same_report(tmp_path: Path) -> Non
     assert [one.kind for one in packed.unread] == ["missing", "failed"]
     ours = [run for run in folder.runs if run.study]
     assert [run.name for run in packed.runs] == [run.name for run in ours]
+    assert len(read_runs([study.folder / "runs" / ours[0].name, study.folder]).runs) == len(folder.runs)
     for one, other in zip(packed.runs, ours):
         assert (one.settings, one.record, one.varied) == (other.settings, other.record, other.varied)
         assert one.curve.values.tolist() == other.curve.values.tolist()
         assert set(one.varied) == {"algo_kwargs.gamma"}
         assert one.tags == other.tags == ("a",)
+
+
+def test_a_trial_that_was_resumed_with_another_budget_has_its_own_settings(tmp_path: Path) -> None:
+    study = study_in(tmp_path, seeds=[0, 1])
+    plan = study.plan()
+    for trial, budget in zip(plan.trials, (60, 120)):
+        settings = plan.configurations[0].settings | {"total_timesteps": budget}
+        write_run(study.folder / "runs" / trial.name, seed=trial.seed, settings=settings)
+    assert [run.settings["total_timesteps"] for run in read_runs(study.folder).runs] == [60, 120]
 
 
 def test_a_damaged_packed_study_and_plan_are_listed(tmp_path: Path) -> None:

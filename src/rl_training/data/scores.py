@@ -43,9 +43,12 @@ _TASKS = (
 
 
 def reference_returns(env_id: str) -> tuple[float, float] | None:
-    """Returns of the random and of the expert policy, or None if D4RL has none."""
-    name = re.sub(r"-v\d+$", "", env_id).lower()
-    for pattern, task in _TASKS:
+    """Returns of the random and of the expert policy, or None if D4RL has none.
+
+    An id has a version; a name without one may be a user's class.
+    """
+    name, _, version = env_id.lower().rpartition("-v")
+    for pattern, task in _TASKS if version.isdecimal() else ():
         match = pattern.fullmatch(name)
         if match:
             return _REFERENCES[task.format(*match.groups())]

@@ -313,7 +313,7 @@ def _ranked(
 ) -> list[PolicyEstimate]:
     means = np.array([one[np.isfinite(one)].mean() if np.isfinite(one).any() else np.nan for one in values])
     several = values.shape[1] > 1
-    overall, each = ranks(means), ranks(values)  # [K], [K, B]
+    overall, each = ranks(means), np.where(np.isnan(values), 0, ranks(values))  # [K], [K, B]; 0: without a value
     first = int(np.argmin(overall))
     estimates = []
     for k, candidate in enumerate(found):
@@ -354,7 +354,9 @@ def _notes(
                 f"after {plan.updates:,} updates FQE has converged by about {share:.0%}; use {needed:,} updates or "
                 "a larger tau"
             )
-        if float(fitted.clipped.mean()) > 0.05:
+        if np.ptp(data.rewards) == 0.0 and not data.dones.any():
+            notes.append("every policy has the same value: all rewards are equal, and no episode terminates")
+        elif float(fitted.clipped.mean()) > 0.05:
             notes.append("many targets were clipped: FQE overestimates what these rewards allow")
     if np.isnan(values).all(1).any():
         notes.append("a policy has no value if no logged episode has positive probability under it")

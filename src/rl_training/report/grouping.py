@@ -78,7 +78,7 @@ class Groups:
     methods: tuple[str, ...]
     tasks: tuple[str, ...]
     cells: Mapping[tuple[str, str], Cell]
-    changes: Mapping[str, Mapping[str, Any]]  # by method: the settings that define it
+    changes: Mapping[str, Mapping[str, Any]]  # by method: the settings that define it, which all its runs have
     algos: Mapping[str, str]  # by method
     env_ids: Mapping[str, str | None]  # by task
     troubles: tuple[Trouble, ...]
@@ -110,11 +110,12 @@ def group(reading: Reading, selection: Selection) -> Groups:
         name = {
             "settings": labels[run.algo, text_of(varied[run])],
             "path": f"{folders[run.given]}: {run.algo}",
-            "tags": f"{run.algo} ({', '.join(run.tags) or 'no tags'})",
+            "tags": f"{run.algo} ({', '.join(sorted(set(run.tags))) or 'no tags'})",
         }[selection.by]
         found |= dict.fromkeys((name, tasks[run]))
         method, task = (selection.names.get(one, one) for one in (name, tasks[run]))
-        changes.setdefault(method, varied[run] if selection.by == "settings" else {})
+        own = varied[run] if selection.by == "settings" else {}
+        changes[method] = dict(pair for pair in changes.get(method, own).items() if pair in own.items())
         algos.setdefault(method, run.algo)
         env_ids.setdefault(task, run.env_id)
         cells.setdefault((method, task), Cell(method, task)).others.append(run)
@@ -199,11 +200,15 @@ def _select_runs(cell: Cell, selection: Selection) -> list[Trouble]:
     texts = {id(run.settings): text_of(_own_settings(run)) for run in cell.others}
     same = {run: (run.seed, run.algo, texts[id(run.settings)]) for run in cell.others}
     newest: dict[tuple[int | None, str, str], Run] = {}
-    for run in sorted(cell.others, key=lambda run: (len(run.curve) > 0, run.status in ENDED, run.created or 0.0)):
+    assessed = {run: _assess(run, selection) for run in cell.others}
+
+    def quality(run: Run) -> tuple[bool, bool, bool, float]:
+        return assessed[run][0], len(run.curve) > 0, run.status in ENDED, run.created or 0.0
+
+    for run in sorted(cell.others, key=quality):
         newest[same[run]] = run
-    for run in cell.others:
+    for run, (counts, what, reason) in assessed.items():
         again = newest[same[run]] is not run and run.seed is not None
-        counts, what, reason = _assess(run, selection)
         if again:
             reason = f"has the settings and seed of {newest[same[run]].place}, which is newer or longer"
             counts, what = False, "repeated"
@@ -224,8 +229,9 @@ def _assess(run: Run, selection: Selection) -> tuple[bool, str, str]:
     if not len(run.curve):
         return False, run.status, f"{run.status} without an evaluation{cause}"
     early = selection.at is not None and run.curve.steps[-1] < selection.at
+    so_far = f"counts with its evaluations up to step {run.curve.steps[-1]:,.0f}{cause}"
     if run.status == "diverged" and (early or selection.at is None):
-        return True, "diverged", f"counts with its evaluations up to step {run.curve.steps[-1]:,.0f}{cause}"
+        return True, "diverged", so_far
     if selection.at is not None:
         if early:
             return False, run.status, f"{run.status} before step {selection.at:,.0f}{cause}"
@@ -239,7 +245,7 @@ def _assess(run: Run, selection: Selection) -> tuple[bool, str, str]:
         of = f" of {total + before:,}" if isinstance(total, int) and isinstance(before, int) else ""
         seen = f", last seen {_moment(run.updated)}" if run.status == "running" and run.updated else ""
         return selection.unfinished, run.status, f"{run.status} at step {run.step:,}{of}{seen}{cause}"
-    return True, run.status, ""
+    return True, run.status, so_far if run.status == "stopped" else ""
 
 
 def _moment(seconds: float) -> str:

@@ -79,7 +79,7 @@ class _Rows:
 
     times: list[float] = field(default_factory=list)
     last: int = 0
-    evaluated: dict[int, tuple[float, float]] = field(default_factory=dict)  # step: time, value
+    evaluated: dict[int, tuple[int, float]] = field(default_factory=dict)  # step: number of the row, value
     updated: dict[int, float] = field(default_factory=dict)  # step: updates
     before: int | None = None
 
@@ -100,7 +100,7 @@ def read_log(data: bytes, metric: str, created: float | None = None, resumed: Se
         return Log(Curve(), bad=bad, tags=tags)
     steps = np.array(sorted(rows.evaluated), dtype=np.float64)
     found = np.array([rows.evaluated[int(step)] for step in steps]).reshape(-1, 2)
-    seconds = _training_seconds(np.array(rows.times), found[:, 0], created, resumed)
+    seconds = _training_seconds(np.array(rows.times), created, resumed)[found[:, 0].astype(int)]
     curve = Curve(steps, _updates_at(steps, rows.updated), seconds, found[:, 1].copy())
     return Log(curve, rows.last, rows.times[-1], bad, rows.before, tags)
 
@@ -122,7 +122,7 @@ def _collect(lines: Any, header: list[str], tag: str) -> tuple[_Rows, int]:
         if value_at is not None and cells[value_at]:
             value = _number(cells[value_at])
             if math.isfinite(value):
-                rows.evaluated[step] = time, value
+                rows.evaluated[step] = len(rows.times) - 1, value
             else:
                 bad += 1
     return rows, bad
@@ -141,22 +141,22 @@ def _number(cell: str) -> float:
 
 
 def _updates_at(steps: Floats, known: dict[int, float]) -> Floats:
-    """Updates at each evaluation, interpolated linearly between the rows that have them."""
+    """Updates at each evaluation, interpolated linearly between the start and the rows that have them."""
     known = {step: count for step, count in known.items() if math.isfinite(count)}
     if not known:
         return np.full_like(steps, np.nan)
+    known = {0: 0.0, **known}
     at = sorted(known)
     return np.interp(steps, at, [known[step] for step in at])
 
 
-def _training_seconds(rows: Floats, at: Floats, created: float | None, resumed: Sequence[float]) -> Floats:
-    """Training time up to the times `at`, without the time from the last row to a resumption."""
+def _training_seconds(rows: Floats, created: float | None, resumed: Sequence[float]) -> Floats:
+    """Training time up to each row, without the time from the row before a resumption to that.
+
+    A row that is earlier than the one before is of another clock, and adds no time.
+    """
     start = rows[0] if created is None else min(created, rows[0])
-    idle = np.zeros_like(at)
-    since = start
-    for moment in sorted(resumed):
-        before = rows[rows < moment]
-        since = max(since, before.max() if len(before) else start)
-        idle[at >= moment] += max(0.0, moment - since)
-        since = max(since, moment)
-    return at - start - idle
+    moments = np.array([-np.inf, *sorted(resumed)])
+    since = np.maximum([start, *rows[:-1]], moments[np.searchsorted(moments, rows, "right") - 1])
+    passed: Floats = np.maximum(rows - since, 0.0).cumsum()
+    return passed

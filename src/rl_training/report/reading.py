@@ -76,8 +76,8 @@ class Run:
 
     @property
     def metrics(self) -> Mapping[str, Any]:
-        """Results of a run that has ended."""
-        found = self.record.get("metrics")
+        """Results of a run that is done; the record of a continued one still has those of its earlier end."""
+        found = self.record.get("metrics") if self.status in DONE else None
         return found if isinstance(found, Mapping) else {}
 
     @property
@@ -160,12 +160,13 @@ class _Reader:
         self._metric = metric
         self._given = ""
         self._seen: set[tuple[int, int]] = set()
+        self._again = 0  # number of paths that were found more than once
         self._settings: dict[str, tuple[Mapping[str, Any], tuple[str, ...]]] = {}
 
     def read(self, path: Path) -> None:
         """Read everything below a path given by the caller."""
         self._given = str(path)
-        found = len(self.runs) + len(self.unread)
+        found = self._found
         if not path.exists():
             raise ConfigError(f"{path}: no such file or folder")
         if _inode(path) in self._seen:
@@ -176,12 +177,17 @@ class _Reader:
             self._packed(path)
         else:
             raise ConfigError(f"{path}: neither a folder nor a packed study")
-        if len(self.runs) + len(self.unread) == found:
+        if self._found == found:
             raise ConfigError(f"{path}: no runs in it (no {RECORD} at any depth)")
+
+    @property
+    def _found(self) -> int:
+        return len(self.runs) + len(self.unread) + self._again
 
     def _mark_seen(self, path: Path) -> bool:
         """Mark a path as read; return whether it was marked before."""
         known = _inode(path) in self._seen
+        self._again += known
         self._seen.add(_inode(path))
         return known
 
@@ -212,9 +218,6 @@ class _Reader:
             self.unread.append(Unread.of(folder, "broken", f"its runs are read without its plan: {error}"))
         else:
             self._trials(plan, read, lambda trial: reader_of(folder / RUNS / trial), str(folder))
-            for trial in plan.trials:
-                if (folder / RUNS / trial.name).is_dir():
-                    self._mark_seen(folder / RUNS / trial.name)
         if (folder / RUNS).is_dir():
             self._folder(folder / RUNS)
 
@@ -230,11 +233,13 @@ class _Reader:
             self.unread.append(Unread.of(file, "broken", f"cannot be read: {error.strerror or error}"))
 
     def _trials(self, plan: Plan, read: ReadFile, inside: Callable[[str], ReadFile], place: str) -> None:
-        """Read the trials of a plan; a trial without a run folder is listed as failed or missing."""
+        """Read the trials of a plan that were not read before; one without a run folder is failed or missing."""
         settings = [printable(identity(one.settings)) for one in plan.configurations]
         for trial in plan.trials:
             configuration = plan.configurations[trial.configuration]
             source = _Source(f"{place}/{RUNS}/{trial.name}", trial.name, inside(trial.name), plan.name)
+            if (home := Path(source.place)).is_dir() and self._mark_seen(home):
+                continue
             source.settings, source.varied = settings[trial.configuration], printable(configuration.changes)
             source.tags = tags_of(configuration.settings)
             data = read(name := failure_name(trial))
@@ -264,7 +269,7 @@ class _Reader:
         reasons = record.get("inexact")
         for one in map(str, reasons if isinstance(reasons, list) else ()):
             notes += [f"resumed at {one}"] if any(part in one for part in _CHANGED) else []
-        status, cause = record["status"], record.get("cause") or record.get("stop_reason")
+        status, cause = record["status"], record.get("stop_reason" if record["status"] in DONE else "cause")
         if status == "running" and _process_ended(record):
             status = "interrupted"
         if source.failure is not None and status not in ENDED:
@@ -292,16 +297,16 @@ class _Reader:
         )
 
     def _settings_of(self, source: _Source, notes: list[str]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-        if source.settings is not None:
-            return source.settings, source.tags
         data = source.read(RESOLVED)
         if data is None:
-            notes.append(f"it has no {RESOLVED}: its settings are unknown")
-            return {}, ()
+            if source.settings is None:
+                notes.append(f"it has no {RESOLVED}: its settings are unknown")
+            return source.settings or {}, source.tags
         text = without_seed(data)
-        if text not in self._settings:
-            self._settings[text] = parse_settings(text, notes)
-        return self._settings[text]
+        found = self._settings.get(text) or parse_settings(text, notes)
+        if found[0]:  # else each run of these settings gets its note
+            self._settings[text] = found
+        return found
 
     def _log_of(self, source: _Source, record: Mapping[str, Any], notes: list[str]) -> Log:
         resumed = [moment for text in record["resumed"] if (moment := _timestamp(text)) is not None]

@@ -22,7 +22,7 @@ from rl_training.report.sweeps import Effect, effects
 MOST_SHOWN = 8
 """most methods that are drawn and compared in pairs on a task; tables show all methods"""
 _THRESHOLD = 0.9
-_EVEN = 1.05
+_EVEN = 0.05
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,8 @@ class Summary:
         found: dict[str, dict[str, float]] = {}
         for (method, task), result in self.results.items():
             found.setdefault(task, {})[method] = result.step
-        return {task: steps for task, steps in found.items() if max(steps.values()) > _EVEN * min(steps.values())}
+        ends = {task: (min(steps.values()), max(steps.values())) for task, steps in found.items()}
+        return {task: found[task] for task, (low, high) in ends.items() if high - low > _EVEN * abs(low)}
 
 
 def summarise(reading: Reading, options: Options | None = None) -> Summary:

@@ -35,8 +35,8 @@ _LATEX = {
 }
 _FACTS = {"differs": "differs from its base", "updates_per_second": "updates/s", "together": "trained together"}
 _SHORT = 24
-# Texts that a spreadsheet would interpret as a formula.
-_FORMULA = re.compile(r"^[=+\-@\t\r]")
+# Texts that a spreadsheet would interpret as a formula; a negative mean ± std is not one.
+_FORMULA = re.compile(r"^(?!-[\d.,]+ (?:± [\d.,]+|\(one seed\))$)[=+\-@\t\r]")
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,8 @@ def _effects(summary: Summary) -> Table:
 
 def _troubles(summary: Summary) -> Table:
     rows = tuple((one.place, one.what, one.reason, one.effect) for one in summary.troubles)
-    return Table("troubles", "Failed, diverged, unfinished, missing", ("run", "is", "because", "effect"), rows)
+    columns = ("run", "is", "because", "effect")
+    return Table("troubles", "Failed, diverged, stopped, unfinished, missing", columns, rows)
 
 
 def tables(summary: Summary) -> dict[str, Table]:
