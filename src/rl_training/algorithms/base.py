@@ -174,7 +174,8 @@ class Learner:
         of extra columns.
         """
         shared = {*ADAM_SETTINGS, *(name for column in cls.extras for name in column.settings)}
-        return {key: value for key, value in dict(config).items() if not isinstance(value, float) or key in shared}
+        values = config.model_dump(mode="json")
+        return {key: value for key, value in values.items() if not isinstance(value, float) or key in shared}
 
     def gradient_step(self, batch: TransitionBatch, variant: Hashable) -> Terms:
         """One update on a batch with normalised observations; must not read from the device (CUDA graphs)."""
