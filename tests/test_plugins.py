@@ -20,6 +20,7 @@ import rl_training
 from rl_training import TrainConfig, cli, importing
 from rl_training.algorithms import DQN, SAC, CrossQ
 from rl_training.algorithms.base import Learner
+from rl_training.data.transitions import TransitionBatch
 from rl_training.errors import ConfigError
 from rl_training.experiment import registry
 from rl_training.experiment.manager import ExperimentManager
@@ -333,6 +334,22 @@ def test_the_losses_of_a_population_are_checked(extra: dict[str, Any], message: 
     managed = rl_training.register(Wrong)
     with pytest.raises(ConfigError, match=f"^mine: {message}"):
         managed("Pendulum-v1", output_dir=str(tmp_path), seeds=[0, 1], **SMALL).learn(40, progress_bar=False)
+
+
+@pytest.mark.parametrize("seeds", [None, [0, 1]])
+@pytest.mark.parametrize("layer", [torch.nn.Dropout(0.5), torch.randn_like], ids=["dropout", "function"])
+def test_an_update_draws_from_the_generator_of_its_learner_alone(layer: Any, seeds: Any, tmp_path: Path) -> None:
+    """A checkpoint does not contain torch's global generator."""
+
+    class Noisy(SAC):
+        name = "mine"
+
+        def critic_loss(self, batch: TransitionBatch, *noises: torch.Tensor) -> Any:
+            return super().critic_loss(batch._replace(obs=layer(batch.obs)), *noises)
+
+    model = rl_training.register(Noisy)("Pendulum-v1", output_dir=str(tmp_path), seeds=seeds, **SMALL)
+    with pytest.raises(ConfigError, match=r"^mine: an update draws from torch's global generator, .* self.uniform"):
+        model.learn(40, progress_bar=False)
 
 
 def test_noise_is_not_held_for_discrete_actions(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import Learner, Objectives, Terms, names_of
-from rl_training.algorithms.batch_checks import require_optimizers, require_terms
+from rl_training.algorithms.batch_checks import require_optimizers, require_own_draws, require_terms
 from rl_training.algorithms.execution import Execution, Kind
 
 
@@ -63,7 +63,8 @@ def trace_draws(learner: Learner, variant: Hashable, rows: Tensor, layout: Any) 
 
     template = copy.copy(learner)
     template.execution = Execution(draw=draw, on_losses=on_losses)
-    terms = template.gradient_step(template.normalized(layout.unpack(rows)), variant)
+    with require_own_draws(template):
+        terms = template.gradient_step(template.normalized(layout.unpack(rows)), variant)
     require_terms(template, terms)
     found.derived = [name for name, term in terms.items() if is_derived(term)]
     return found
