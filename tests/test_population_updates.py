@@ -331,6 +331,26 @@ def test_a_loss_with_gradients_for_another_optimiser_is_refused(
     assert [differences(whole(learner), own) for learner, own in zip(ours, before)] == [[]] * SIZE
 
 
+class _Counting(SAC):
+    """An update changes a buffer in place."""
+
+    def __init__(self, *, model: Any, **hyperparameters: Any) -> None:
+        super().__init__(model=model, **hyperparameters)
+        self.seen = torch.nn.Module()
+        self.seen.register_buffer("rows", torch.zeros(()))
+
+    def modules(self) -> dict[str, torch.nn.Module]:
+        return super().modules() | {"seen": self.seen}
+
+    def gradient_step(self, batch: TransitionBatch, variant: object) -> Terms:
+        rows = self.seen.get_buffer("rows").add_(len(batch.rewards))
+        return super().gradient_step(batch._replace(rewards=batch.rewards / rows), variant)
+
+
+def test_an_update_may_change_a_buffer_in_place() -> None:
+    assert_members_equal(_Counting, updates=SHORT)
+
+
 class _Annealed(SAC):
     """The weight of a loss depends on the number of updates."""
 

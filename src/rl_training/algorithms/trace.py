@@ -63,8 +63,12 @@ def trace_draws(learner: Learner, variant: Hashable, rows: Tensor, layout: Any) 
 
     template = copy.copy(learner)
     template.execution = Execution(draw=draw, on_losses=on_losses)
+    buffers = [buffer for module in learner.all_modules().values() for buffer in module.buffers()]
+    before = [buffer.clone() for buffer in buffers]
     with require_own_draws(template):
         terms = template.gradient_step(template.normalized(layout.unpack(rows)), variant)
+    for buffer, value in zip(buffers, before):  # an update may change them in place
+        buffer.copy_(value)
     require_terms(template, terms)
     found.derived = [name for name, term in terms.items() if is_derived(term)]
     return found
