@@ -271,8 +271,8 @@ class Learner:
         self.generator.manual_seed(seed)
 
     def adam(self, *modules: nn.Module, learning_rate: float | None = None, **settings: Any) -> Adam:
-        """An optimiser for the parameters of `modules`; `settings` (betas, …) as in `Adam`."""
-        parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
+        """An optimiser for the parameters of `modules`, each once; `settings` (betas, …) as in `Adam`."""
+        parameters = [p for p in nn.ModuleList(modules).parameters() if p.requires_grad]
         rate = self.config.learning_rate if learning_rate is None else learning_rate
         return Adam(parameters, rate, **settings)
 
