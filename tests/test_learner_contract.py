@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import rl_training.algorithms as algorithms
-from rl_training.algorithms import Learner
+from rl_training.algorithms import SAC, Learner
 from rl_training.algorithms.base import names_of
 from rl_training.algorithms.execution import Execution
 from rl_training.algorithms.optim import Adam, apply_lists
@@ -210,6 +210,20 @@ def test_settings_of_adam_reach_the_step(learner: Any) -> None:
     assert decayed.settings == same.settings == ((0.8, 0.9), 1e-4, 0.1)
     learner.optimizers[name] = decayed
     assert all(term.isfinite() for term in update(learner, UPDATES).values())
+
+
+def test_a_parameter_of_several_modules_is_stepped_once() -> None:
+    learner, shared = build(SAC), nn.Linear(OBS, 1)
+    modules = nn.Sequential(shared, nn.Linear(1, 2)), nn.Sequential(shared, nn.Linear(1, 3)), shared
+    other = copy.deepcopy(modules)
+    optimizer, reference = learner.adam(*modules), torch.optim.Adam(nn.ModuleList(other).parameters(), lr=3e-4)
+    for parts in (modules, other):
+        sum(part(torch.ones(4, OBS)).square().sum() for part in parts).backward()
+    with torch.no_grad():
+        learner.execution.apply(optimizer.group([p.grad for p in optimizer.parameters]), ())
+    reference.step()
+    for one, two in zip(nn.ModuleList(modules).parameters(), nn.ModuleList(other).parameters(), strict=True):
+        torch.testing.assert_close(one, two)
 
 
 @few_learners

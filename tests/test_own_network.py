@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -251,6 +253,14 @@ class Typed(Residual):
         self.register_buffer("index", torch.arange(3))
 
 
+class Attribute(Residual):
+    """With a number or a tensor that is neither a parameter nor a buffer."""
+
+    def __init__(self, make: Callable[[], float | Tensor], *shape: Any) -> None:
+        super().__init__(*shape)
+        self.norms[0].extra = make()
+
+
 ONE = nn.Linear(5, 3)
 WRONG: dict[str, tuple[Callable[..., Any], str]] = {
     "shape": (lambda i, o, h: nn.Linear(i, o + 1), r"maps an input \(3, 5\) to \(3, 4\); needed: \(3, 3\)$"),
@@ -284,6 +294,15 @@ WRONG: dict[str, tuple[Callable[..., Any], str]] = {
     "branch": (Branching, r"cannot be computed for several networks at once: RuntimeError: .*data-dependent"),
     "unused": (Unused, r"has a parameter spare.weight that does not affect its output; remove it$"),
     "twice": (Twice, r"has one layer under two names, 0 and 2; use 0 twice$"),
+    "drawn tensor": (
+        functools.partial(Attribute, lambda: torch.rand(3)),
+        r"draws norms.0.extra, which is neither a parameter nor a buffer, so no checkpoint would contain it; use "
+        "register_buffer$",
+    ),
+    "drawn number": (
+        functools.partial(Attribute, lambda: torch.rand(()).item()),
+        r"draws norms.0.extra, which is neither",
+    ),
     "output dtype": (Wide, r"maps a torch.float32 input to torch.float64; all must be float32$"),
     "dtype": (Typed, r"has a tensor index of torch.int64; all must be float32$"),
 }
@@ -299,7 +318,7 @@ def test_what_it_cannot_be_is_refused_in_one_line(case: str) -> None:
 
 
 def test_modules_of_different_shapes_are_refused() -> None:
-    widths = iter([4, 5])
+    widths = itertools.cycle([4, 5])
     with pytest.raises(ConfigError, match=r"makes networks of different shapes$"):
         ensemble(2, lambda i, o, h: nn.Sequential(nn.Linear(i, width := next(widths)), nn.Linear(width, o)))
 
@@ -307,6 +326,22 @@ def test_modules_of_different_shapes_are_refused() -> None:
 def test_dropout_that_does_nothing_is_a_layer_like_others() -> None:
     net = ensemble(2, lambda i, o, h: nn.Sequential(nn.Linear(i, o), nn.Dropout(0.5)).eval())
     assert net(torch.randn(4, 5, dtype=torch.float64)).shape == (2, 4, 3)
+
+
+@pytest.mark.parametrize("value", [0.5, torch.arange(3.0)], ids=["number", "tensor"])
+def test_a_constant_of_a_module_needs_no_buffer(value: Any) -> None:
+    net = ensemble(2, functools.partial(Attribute, lambda: copy.copy(value)))
+    assert net(torch.randn(4, 5, dtype=torch.float64)).shape == (2, 4, 3)
+
+
+def test_only_the_networks_of_a_run_take_random_numbers() -> None:
+    """The factory is called once more, to compare what each call draws."""
+    found = []
+    for make in (lambda: ensemble(2, Residual), lambda: [Residual(5, 3, [6]) for _ in range(2)]):
+        torch.manual_seed(0)
+        make()
+        found.append(torch.rand(1))
+    assert torch.equal(*found)
 
 
 @pytest.mark.parametrize(

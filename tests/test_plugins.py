@@ -20,10 +20,13 @@ import rl_training
 from rl_training import TrainConfig, cli, importing
 from rl_training.algorithms import DQN, SAC, CrossQ
 from rl_training.algorithms.base import Learner
+from rl_training.data.transitions import TransitionBatch
 from rl_training.errors import ConfigError
 from rl_training.experiment import registry
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.runtime.loading import load_policy, open_checkpoint
+from rl_training.runtime.populations import signature
+from rl_training.settings import Settings
 from rl_training.study.trials import require_permission
 from tests.helpers import build, random_batch
 
@@ -70,6 +73,29 @@ class Both(SAC):
 def with_setting(name: str) -> type[SAC]:
     config = type("ClashConfig", (SAC.Config,), {"__annotations__": {name: int}, name: 3, "__module__": __name__})
     return type("Clash", (SAC,), {"name": "clash", "Config": config})
+
+
+class Shape(Settings):
+    """Settings of a setting."""
+
+    widths: tuple[int, ...] = (1,)
+    """a list"""
+
+
+class ShapedConfig(SAC.Config):
+    """Settings that are no numbers."""
+
+    momenta: tuple[float, float] | None = (0.9, 0.999)
+    """a list"""
+    shape: Shape = Shape()
+    """a mapping"""
+    shapes: tuple[Shape, ...] = ()
+    """a list of mappings"""
+
+
+class Shaped(SAC):
+    name = "mine"
+    Config = ShapedConfig
 
 
 @pytest.fixture(autouse=True)
@@ -160,6 +186,29 @@ def test_a_default_may_be_a_setting_of_one_of_two_learners(tmp_path: Path) -> No
         settings = json.loads((result.checkpoint_path / "config.json").read_text())["algo_kwargs"]
         assert own.items() <= settings.items()
         assert ("alpha" in settings) == (env_id == "Pendulum-v1")
+
+
+def test_settings_may_be_lists_and_mappings() -> None:
+    """They are stored in JSON, which has no tuples, and are part of what members of a population share."""
+    managed = rl_training.register(Shaped)
+    given = {"momenta": (0.5, 0.9), "shape": {"widths": [3]}, "shapes": [{"widths": (4, 5)}]}
+    found = registry.resolve(managed("Pendulum-v1").config)[ShapedConfig]
+    assert (found.momenta, found.shape, found.shapes) == ((0.9, 0.999), Shape(), ())
+    config = managed("Pendulum-v1", **given).config
+    stored = json.loads(json.dumps(config.to_dict()))
+    for one in (config, TrainConfig(**stored), TrainConfig(**stored | {"algo_kwargs": resolve_stored(config)})):
+        found = registry.resolve(one)[ShapedConfig]
+        assert (found.momenta, found.shape.widths) == ((0.5, 0.9), (3,))
+        assert [shape.widths for shape in found.shapes] == [(4, 5)]
+    assert '"shapes":[{"widths":[4,5]}]' in signature(config).replace(" ", "").replace("\n", "")
+    with pytest.raises(ConfigError, match=r"^algo_kwargs.momenta.0 must be a number, got 'x'$"):
+        managed("Pendulum-v1", momenta=["x", 0.9])
+
+
+def resolve_stored(config: TrainConfig) -> dict[str, Any]:
+    """`algo_kwargs` with every default, as a checkpoint stores them."""
+    stored: dict[str, Any] = json.loads(json.dumps(registry.resolve(config).to_dict()))
+    return stored
 
 
 def test_algorithms_of_this_package_record_no_plugin(tmp_path: Path) -> None:
@@ -285,6 +334,22 @@ def test_the_losses_of_a_population_are_checked(extra: dict[str, Any], message: 
     managed = rl_training.register(Wrong)
     with pytest.raises(ConfigError, match=f"^mine: {message}"):
         managed("Pendulum-v1", output_dir=str(tmp_path), seeds=[0, 1], **SMALL).learn(40, progress_bar=False)
+
+
+@pytest.mark.parametrize("seeds", [None, [0, 1]])
+@pytest.mark.parametrize("layer", [torch.nn.Dropout(0.5), torch.randn_like], ids=["dropout", "function"])
+def test_an_update_draws_from_the_generator_of_its_learner_alone(layer: Any, seeds: Any, tmp_path: Path) -> None:
+    """A checkpoint does not contain torch's global generator."""
+
+    class Noisy(SAC):
+        name = "mine"
+
+        def critic_loss(self, batch: TransitionBatch, *noises: torch.Tensor) -> Any:
+            return super().critic_loss(batch._replace(obs=layer(batch.obs)), *noises)
+
+    model = rl_training.register(Noisy)("Pendulum-v1", output_dir=str(tmp_path), seeds=seeds, **SMALL)
+    with pytest.raises(ConfigError, match=r"^mine: an update draws from torch's global generator, .* self.uniform"):
+        model.learn(40, progress_bar=False)
 
 
 def test_noise_is_not_held_for_discrete_actions(tmp_path: Path) -> None:

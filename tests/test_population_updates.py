@@ -16,8 +16,10 @@ from torch import Tensor
 
 from benchmarks.speed.depth import TOLERANCE
 from rl_training.algorithms import CQL, IQL, SAC, TD3, CrossQ, Learner
+from rl_training.algorithms.base import Terms
 from rl_training.algorithms.execution import draw
 from rl_training.data.sources import BatchSource, MixedSource, TensorSource
+from rl_training.data.transitions import TransitionBatch
 from rl_training.errors import ConfigError
 from rl_training.experience.acting import ActingPolicy, fetch_together
 from rl_training.experience.fqe_data import Units
@@ -298,6 +300,67 @@ def test_a_number_that_is_stored_must_be_the_same_for_all(where: str, monkeypatc
     with pytest.raises(ConfigError, match=rf"the members differ in {place}, .* first one's") as caught:
         together(learners_of(_Stored, ({}, {"gamma": 0.5}, {})))
     assert "\n" not in str(caught.value)
+
+
+class _Crossing(SAC):
+    """The loss of one optimiser has gradients for another one, of which a single run takes none."""
+
+    shares = False
+
+    def __init__(self, *, model: Any, **hyperparameters: Any) -> None:
+        super().__init__(model=model, **hyperparameters)
+        if self.shares:
+            self.optimizers["actor"] = self.adam(model.actor, model.critics.net.head)
+
+    def actor_loss(self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor) -> tuple[Tensor, Terms]:
+        loss, terms = super().actor_loss(batch, next_noise, noise)
+        return loss + self.model.critics(batch.obs, batch.actions).mean(), terms
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_a_loss_with_gradients_for_another_optimiser_is_refused(
+    shares: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_Crossing, "shares", shares)
+    ours = learners_of(_Crossing)
+    alone(learners_of(_Crossing))[0].run(1)
+    before = [whole(learner) for learner in ours]
+    with pytest.raises(ConfigError, match=r"has gradients for parameters of .* set population: off$") as caught:
+        together(ours).run(1)
+    assert "\n" not in str(caught.value)
+    assert [differences(whole(learner), own) for learner, own in zip(ours, before)] == [[]] * SIZE
+
+
+class _Counting(SAC):
+    """An update changes a buffer in place."""
+
+    def __init__(self, *, model: Any, **hyperparameters: Any) -> None:
+        super().__init__(model=model, **hyperparameters)
+        self.seen = torch.nn.Module()
+        self.seen.register_buffer("rows", torch.zeros(()))
+
+    def modules(self) -> dict[str, torch.nn.Module]:
+        return super().modules() | {"seen": self.seen}
+
+    def gradient_step(self, batch: TransitionBatch, variant: object) -> Terms:
+        rows = self.seen.get_buffer("rows").add_(len(batch.rewards))
+        return super().gradient_step(batch._replace(rewards=batch.rewards / rows), variant)
+
+
+def test_an_update_may_change_a_buffer_in_place() -> None:
+    assert_members_equal(_Counting, updates=SHORT)
+
+
+class _Annealed(SAC):
+    """The weight of a loss depends on the number of updates."""
+
+    def critic_loss(self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor) -> tuple[Tensor, Terms]:
+        loss, terms = super().critic_loss(batch, next_noise, noise)
+        return loss / (1 + self.updates), terms | {"weight": loss.new_tensor(1 / (1 + self.updates))}
+
+
+def test_an_eager_update_may_read_its_number() -> None:
+    assert_members_equal(_Annealed, updates=SHORT)
 
 
 @few_learners

@@ -11,9 +11,10 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, get_args
+from types import UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
@@ -39,11 +40,6 @@ _TYPES = {
 
 _SIZE = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*(?:([kmgt])(i?)b|b)?\s*", re.IGNORECASE)
 _SEED_RANGE, _MOST_SEEDS = re.compile(r"\s*([0-9]{1,10})\s*\.\.\s*([0-9]{1,10})\s*"), 100_000
-
-
-def list_as_tuple(value: Any) -> Any:
-    """Convert a list, as read from YAML, to a tuple; pydantic validates all other values."""
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _whole(value: Any) -> Any:
@@ -149,8 +145,13 @@ PathText = Annotated[str, BeforeValidator(at_home)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
-Sizes = Annotated[tuple[PositiveInt, ...], BeforeValidator(list_as_tuple), Field(min_length=1)]
-Floats = Annotated[tuple[float, ...], BeforeValidator(list_as_tuple)]
+Sizes = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+
+
+def _is_tuple(annotation: Any) -> bool:
+    """Whether a type is a tuple, also with constraints or as one of a union."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    return tuple in (annotation, origin) or (origin in (Annotated, Union, UnionType) and any(map(_is_tuple, parts)))
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
@@ -214,6 +215,13 @@ class Settings(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _list_as_tuple(cls, value: Any, info: ValidationInfo) -> Any:
+        """Convert a list, as read from YAML or a checkpoint, to the tuple that the field is."""
+        field = cls.model_fields[str(info.field_name)]
+        return tuple(value) if isinstance(value, list) and _is_tuple(field.annotation) else value
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], place: str = "") -> Self:

@@ -174,7 +174,8 @@ class Learner:
         of extra columns.
         """
         shared = {*ADAM_SETTINGS, *(name for column in cls.extras for name in column.settings)}
-        return {key: value for key, value in dict(config).items() if not isinstance(value, float) or key in shared}
+        values = config.model_dump(mode="json")
+        return {key: value for key, value in values.items() if not isinstance(value, float) or key in shared}
 
     def gradient_step(self, batch: TransitionBatch, variant: Hashable) -> Terms:
         """One update on a batch with normalised observations; must not read from the device (CUDA graphs)."""
@@ -270,8 +271,8 @@ class Learner:
         self.generator.manual_seed(seed)
 
     def adam(self, *modules: nn.Module, learning_rate: float | None = None, **settings: Any) -> Adam:
-        """An optimiser for the parameters of `modules`; `settings` (betas, …) as in `Adam`."""
-        parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
+        """An optimiser for the parameters of `modules`, each once; `settings` (betas, …) as in `Adam`."""
+        parameters = [p for p in nn.ModuleList(modules).parameters() if p.requires_grad]
         rate = self.config.learning_rate if learning_rate is None else learning_rate
         return Adam(parameters, rate, **settings)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -72,6 +73,21 @@ def require_saved(learner: Learner) -> None:
 
 def _tensors(module: nn.Module) -> list[torch.Tensor]:
     return [*module.parameters(), *module.buffers()]
+
+
+@contextmanager
+def require_own_draws(learner: Learner) -> Iterator[None]:
+    """Raise if the block draws from torch's global generator, whose state no checkpoint contains.
+
+    The generators of GPUs are not examined.
+    """
+    before = torch.get_rng_state()
+    yield
+    if not torch.equal(before, torch.get_rng_state()):
+        raise ConfigError(
+            f"{learner.name}: an update draws from torch's global generator, as torch.randn and dropout do, so a "
+            "resumed run would draw other numbers; use self.normal or self.uniform in gradient_step"
+        )
 
 
 def require_scalar(learner: Learner, names: Iterable[str], loss: torch.Tensor) -> None:

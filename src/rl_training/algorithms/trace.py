@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import Learner, Objectives, Terms, names_of
-from rl_training.algorithms.batch_checks import require_terms
+from rl_training.algorithms.batch_checks import require_optimizers, require_own_draws, require_terms
 from rl_training.algorithms.execution import Execution, Kind
 
 
@@ -37,6 +37,8 @@ class Variant:
     draws: list[Draw] = field(default_factory=list)
     phases: list[Phase] = field(default_factory=list)
     derived: list[str] = field(default_factory=list)  # terms that it computes from those that `minimize` returned
+    # Losses with gradients for parameters of another optimiser of their phase, and that optimiser.
+    crossing: list[tuple[str, str]] = field(default_factory=list)
 
 
 def trace_draws(learner: Learner, variant: Hashable, rows: Tensor, layout: Any) -> Variant:
@@ -48,6 +50,8 @@ def trace_draws(learner: Learner, variant: Hashable, rows: Tensor, layout: Any) 
         return torch.zeros(shape, device=rows.device)
 
     def on_losses(inputs: tuple[Any, ...], objectives: Objectives, tau: Any) -> Terms:
+        require_optimizers(template, objectives)
+        found.crossing += _crossing(template, inputs, objectives)
         _, terms = template.compute_phase(inputs, objectives)
         found.phases.append(Phase(tuple(chain(*names_of(objectives))), tau))
         returned.extend(term.requires_grad_() for term in terms.values() if term.is_floating_point())
@@ -59,7 +63,24 @@ def trace_draws(learner: Learner, variant: Hashable, rows: Tensor, layout: Any) 
 
     template = copy.copy(learner)
     template.execution = Execution(draw=draw, on_losses=on_losses)
-    terms = template.gradient_step(template.normalized(layout.unpack(rows)), variant)
+    buffers = [buffer for module in learner.all_modules().values() for buffer in module.buffers()]
+    before = [buffer.clone() for buffer in buffers]
+    with require_own_draws(template):
+        terms = template.gradient_step(template.normalized(layout.unpack(rows)), variant)
+    for buffer, value in zip(buffers, before):  # an update may change them in place
+        buffer.copy_(value)
     require_terms(template, terms)
     found.derived = [name for name, term in terms.items() if is_derived(term)]
     return found
+
+
+def _crossing(learner: Learner, inputs: tuple[Any, ...], objectives: Objectives) -> Iterator[tuple[str, str]]:
+    """Each loss that has gradients for parameters of another optimiser of the phase, and that optimiser."""
+    for own, (key, loss) in zip(names_of(objectives), objectives.items()):
+        value = loss(*inputs)[0].sum()
+        for name in chain(*names_of(objectives)):
+            parameters = () if name in own else learner.optimizers[name].parameters
+            # The losses may share values, whose graph `compute_phase` needs.
+            found = parameters and torch.autograd.grad(value, parameters, retain_graph=True, allow_unused=True)
+            if any(gradient is not None for gradient in found):
+                yield key, name

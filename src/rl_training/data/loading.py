@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from rl_training.data.building import Build, unpacked
 from rl_training.data.columns import Columns
@@ -22,7 +22,6 @@ from rl_training.data.validation import counted_spaces, declared_spaces, with_ac
 from rl_training.errors import ConfigError
 from rl_training.ogbench import PREFIX
 from rl_training.settings import (
-    Floats,
     NonNegativeInt,
     OnlyWith,
     PathText,
@@ -30,7 +29,6 @@ from rl_training.settings import (
     PositiveInt,
     Rows,
     Settings,
-    list_as_tuple,
 )
 from rl_training.spaces import SpaceSpec
 
@@ -140,7 +138,7 @@ class DatasetConfig(DatasetChoice):
     `action_low` and `action_high`, or `num_actions`, define the action space if there is no environment.
     """
 
-    datasets: Annotated[tuple[WeightedChoice, ...], BeforeValidator(list_as_tuple)] = ()
+    datasets: tuple[WeightedChoice, ...] = ()
     """several data sets to mix; each has the keys above and a `weight`"""
     normalize_observations: Rows[bool] = False
     """normalise by the mean and std of the data, which are stored with the policy; they stay fixed online"""
@@ -152,9 +150,9 @@ class DatasetConfig(DatasetChoice):
     """scale rewards so that episode returns span 1000, as IQL does"""
     top_fraction: Rows[Annotated[float, Field(gt=0, le=1)]] = 1.0
     """keep this fraction of the episodes, the best by return discounted with 0.99"""
-    action_low: Floats | None = None
+    action_low: tuple[float, ...] | None = None
     """lower action bounds, if neither the environment nor the file has them"""
-    action_high: Floats | None = None
+    action_high: tuple[float, ...] | None = None
     """upper action bounds, with `action_low`"""
     num_actions: PositiveInt | None = None
     """number of discrete actions, if neither has it; null means the largest index in the data plus one"""

@@ -47,7 +47,6 @@ from rl_training.settings import (
     WholeNumber,
     at_home,
     describe,
-    list_as_tuple,
     seed_list,
 )
 
@@ -101,9 +100,9 @@ class TrainConfig(Settings):
     """environment steps (offline: updates) between checkpoints"""
     keep_checkpoints: Place[PositiveInt] = 3
     """number of newest checkpoints to keep, in addition to `best/`"""
-    loggers: Place[Annotated[tuple[str, ...], BeforeValidator(known_loggers), BeforeValidator(list_as_tuple)]] = ()
+    loggers: Place[Annotated[tuple[str, ...], BeforeValidator(known_loggers)]] = ()
     """additional loggers: `wandb` (Weights & Biases), or your own as `module:Class`, with `--allow-import`"""
-    tags: PerRun[Annotated[tuple[str, ...], BeforeValidator(list_as_tuple)]] = ()
+    tags: PerRun[tuple[str, ...]] = ()
     """labels that are recorded with the run"""
     algo_kwargs: Result[PlainMapping] = Field(default_factory=dict)
     """the settings listed in the sections below"""
@@ -112,7 +111,7 @@ class TrainConfig(Settings):
     wrappers: Score[Annotated[tuple[Any, ...], BeforeValidator(wrapper_list)]] = ()
     """wrappers of each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
     `RescaleAction: {min_action: -1, max_action: 1}`; your own as `module:Class`, with `--allow-import`"""
-    given_envs: Result[Annotated[tuple[Literal["env_id", "eval_env"], ...], BeforeValidator(list_as_tuple)]] = ()
+    given_envs: Result[tuple[Literal["env_id", "eval_env"], ...]] = ()
     """which of these were passed as Python objects, which their names cannot create; set when a run starts"""
     init_from: Result[Annotated[PathText, Field(min_length=1)] | None] = None
     """checkpoint or run whose networks the run starts from; `{seed}` is replaced by the run's seed"""

@@ -1,8 +1,8 @@
 """Networks of a user's own factory: any `nn.Module` that maps `[B, in]` to `[B, out]`, one or an ensemble.
 
-The factory is called as `factory(in_features, out_features, hidden_sizes, **network_kwargs)`, once per network.
-The first module computes all of them. Its tensors are replaced by those of all modules along a first axis; a call
-passes it the tensors of one member, or under `vmap` those of all.
+The factory is called as `factory(in_features, out_features, hidden_sizes, **network_kwargs)`, once per network, and
+once more to find what it draws. The first module computes all of them. Its tensors are replaced by those of all
+modules along a first axis; a call passes it the tensors of one member, or under `vmap` those of all.
 """
 
 from __future__ import annotations
@@ -49,12 +49,15 @@ class OwnEnsemble(EnsembleNetwork):
         with torch.device("cpu"), torch.enable_grad():
             try:
                 modules = [factory(*arguments, **options) for _ in range(num_members)]
+                with torch.random.fork_rng(devices=[]):
+                    other = factory(*arguments, **options)
             except Exception as error:
                 raise self._refused(f"fails with {arguments} and {options}: {cause_of(error)}") from error
             if not all(isinstance(module, nn.Module) for module in modules):
                 raise self._refused(f"made a {type(modules[0]).__name__}, not a torch.nn.Module")
-            if len(set(modules)) < num_members:
+            if len({*modules, other}) <= num_members:
                 raise self._refused("returns the same module again; it must make a new one on each call")
+            self._require_saved(modules[0], other)
             x = torch.linspace(-1.0, 1.0, _PROBED_ROWS * in_features).view(_PROBED_ROWS, in_features)
             self._first_call(modules, x)
             self.module = self._stacked(modules)
@@ -86,6 +89,17 @@ class OwnEnsemble(EnsembleNetwork):
             for name, buffer in module.named_buffers():
                 if not torch.equal(buffer, before[name]):
                     raise self._refused(f"changes its buffer {name}, as BatchNorm does; networks must not")
+
+    def _require_saved(self, module: nn.Module, other: nn.Module) -> None:
+        """Raise for a number or tensor that each call of the factory draws, but that checkpoints do not contain."""
+        for (name, layer), twin in zip(module.named_modules(), other.modules()):
+            for key, value in vars(layer).items():
+                if isinstance(value, float | Tensor) and not _same(value, vars(twin).get(key)):
+                    place = f"{name}.{key}".lstrip(".")
+                    raise self._refused(
+                        f"draws {place}, which is neither a parameter nor a buffer, so no checkpoint would contain "
+                        "it; use register_buffer"
+                    )
 
     def _require_one_name(self, module: nn.Module) -> None:
         """Raise if a layer with tensors has two names: torch would not restore its tensors after a call."""
@@ -167,6 +181,10 @@ class OwnNetwork(SingleNetwork, OwnEnsemble):
         if not found or found[-1].operation != "affine":
             raise ExportError(f"the network {self._name} must end in a linear layer to be exported")
         return [*found[:-1], found[-1].first(outputs)]
+
+
+def _same(value: float | Tensor, other: Any) -> bool:
+    return isinstance(other, type(value)) and torch.equal(torch.as_tensor(value), torch.as_tensor(other))
 
 
 def _set_tensors(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:

@@ -34,7 +34,7 @@ from rl_training.experiment.registry import resolve, setting_names, spec_of
 from rl_training.experiment.retention import find_origin
 from rl_training.runs.spec import RunSpec
 from rl_training.runtime.online import OnlineConfig, require_updates
-from rl_training.settings import PathText, PositiveInt, Settings, at_home, list_as_tuple, seed_list
+from rl_training.settings import PathText, PositiveInt, Settings, at_home, seed_list
 from rl_training.spaces import SpaceSpec
 from rl_training.study.document import StudyDocument, plain_name
 from rl_training.study.plan import LONGEST_TIMEOUT, MOST_THREADS, described, map_data_files
@@ -127,7 +127,7 @@ class StudyFile(ManyRuns):
 
     base: Annotated[PathText, Field(min_length=1)] | None = None
     """packaged configuration or path of a YAML file that every trial starts from"""
-    tasks: Annotated[tuple[Task, ...], BeforeValidator(list_as_tuple)] = ()
+    tasks: tuple[Task, ...] = ()
     """several configurations, in place of `base`"""
     seeds: Annotated[tuple[int, ...], BeforeValidator(seed_list)] | None = None
     """`0..9` or a list; null: the seed or seeds of each configuration"""

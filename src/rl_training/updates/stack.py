@@ -199,9 +199,9 @@ class Stack:
         self.statistics = {name: list(map(self.stacked, own)) for name, own in learners[0].statistics().items()}
         self.varying = self._varying_settings()
         # A second learner that shares the first one's networks, used for tracing only.
-        self._trace, self._template = _Trace(), copy.copy(learners[0])
-        self._template.config = _Settings(learners[0].config)
-        self._template.execution = Execution(draw=self._trace.draw, on_losses=self._trace.on_losses)
+        self._trace, self.template = _Trace(), copy.copy(learners[0])
+        self.template.config = _Settings(learners[0].config)
+        self.template.execution = Execution(draw=self._trace.draw, on_losses=self._trace.on_losses)
 
     def __len__(self) -> int:
         return len(self.learners)
@@ -238,12 +238,20 @@ class Stack:
     def variant(self, variant: Hashable, layout: RowLayout, batch_size: int) -> Variant:
         """Random draws and phases of `variant`, from a dry run on rows of zeros."""
         rows = torch.zeros((batch_size, layout.width), dtype=self.dtype, device=self.device)
-        found = trace_draws(self._template, variant, rows, layout)
+        found = trace_draws(self.template, variant, rows, layout)
         if found.derived and len(found.phases) > 1:  # `_Trace` returns the terms of one phase
             raise ConfigError(
-                f"{self._template.name}: gradient_step calls minimize {len(found.phases)} times and computes the "
+                f"{self.template.name}: gradient_step calls minimize {len(found.phases)} times and computes the "
                 f"term {found.derived[0]!r} from terms that it returned, which a population cannot; compute it in "
                 "the loss, or set population: off",
+                key="population",
+            )
+        if found.crossing:  # one backward pass through the sum of the losses
+            loss, other = found.crossing[0]
+            raise ConfigError(
+                f"{self.template.name}: the loss of {loss} has gradients for parameters of {other}, which a "
+                "population would add to those of their own loss; detach them there (frozen=True), or set "
+                "population: off",
                 key="population",
             )
         return found
@@ -258,7 +266,7 @@ class Stack:
 
     def _member(self, variant: Hashable, phase: int, layout: RowLayout) -> Callable[..., Any]:
         """The sum of one member's losses as a pure function of its tensors and of the `settings` that vary."""
-        template, networks, trace = self._template, self.networks, self._trace
+        template, networks, trace = self.template, self.networks, self._trace
         defaults = {key: getattr(template.config, key) for key in self.varying}
 
         def losses(

@@ -96,6 +96,7 @@ class StackedUpdater(Updater):
     def _update(self, inputs: Inputs, variant: Hashable) -> Terms:
         step = self._step_each if self.stack.device.type == "cpu" else self._step_all
         found: Terms = {}
+        self.stack.template.updates = self.learner.updates  # an eager `gradient_step` may read it
         for i, phase in enumerate(self._variant(variant).phases):
             owned, others = self.stack.parts(phase.stepped)
             function = self._function(variant, i)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import Learner, Terms
-from rl_training.algorithms.batch_checks import require_terms
+from rl_training.algorithms.batch_checks import require_own_draws, require_terms
 from rl_training.algorithms.capturing import capturing, known_warnings_ignored, streams
 from rl_training.algorithms.execution import Execution
 from rl_training.algorithms.optim import apply_lists
@@ -129,7 +129,7 @@ class Updater:
         if learner.updates > 0:  # a resumed run reports the learning rates of its last update until the next one
             self._set_rates(self._rates(learner.updates - 1))
         self._graphs: dict[tuple[Hashable, ...], _Captured] = {}
-        self._compiled: set[Hashable] = set()
+        self._begun: set[Hashable] = set()  # variants that have had an update
         # Stream that draws minibatches concurrently with the updates; None if updates are not captured.
         captures = learner.execution.acceleration != "eager" and learner.device.type == "cuda"
         self._side = streams(learner.device).side if captures else None
@@ -164,7 +164,7 @@ class Updater:
                 self._staged.copy_(rows, non_blocking=True)
             if self._side is None:
                 self._set_rates(rates[0])
-                with self._while_compiling(variants[0]):
+                with self._first_update(variants[0]):
                     terms = self._update(self._inputs(variants[0]), variants[0])
                 self._finish(terms, size)
             else:
@@ -226,12 +226,13 @@ class Updater:
         if self.schedule is not None:
             self.learner.set_learning_rates(rates)
 
-    def _while_compiling(self, variant: Hashable) -> AbstractContextManager[None]:
-        """Hides known warnings during the first update of a variant, which may be compiled."""
-        if variant in self._compiled:
+    def _first_update(self, variant: Hashable) -> AbstractContextManager[None]:
+        """In the first update of a variant: hides warnings of the compiler, or checks the draws of an eager one."""
+        if variant in self._begun:
             return nullcontext()
-        self._compiled.add(variant)
-        return known_warnings_ignored()
+        self._begun.add(variant)
+        eager = self.learner.execution.acceleration == "eager"
+        return require_own_draws(self.learner) if eager else known_warnings_ignored()
 
     def _replay(self, variants: tuple[Hashable, ...], rates: list[list[float]], side: torch.cuda.Stream) -> None:
         if variants not in self._graphs:
