@@ -10,6 +10,7 @@ import contextlib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, get_args
 
@@ -47,8 +48,9 @@ def list_as_tuple(value: Any) -> Any:
 
 
 def _whole(value: Any) -> Any:
-    """Convert a float without a fraction, such as `1e6`, to int; pydantic validates all other values."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    """Convert a float without a fraction, such as `1e6`, or a NumPy integer to int; pydantic validates the rest."""
+    other = isinstance(value, Real) and not isinstance(value, int)
+    return int(value) if other and float(value).is_integer() else value
 
 
 def at_home(value: Any) -> Any:
