@@ -134,6 +134,9 @@ def close_env(env: gym.Env[Any, Any], given: UserEnvironments | None = None) -> 
 def read_spaces(env: gym.Env[Any, Any], *, discrete: bool | None = None) -> SpaceSpec:
     """The spaces of `env`; raises if they are not supported. `discrete`: what the algorithm needs, None for any."""
     name = env.spec.id if env.spec is not None else type(env).__name__
+    for attribute in ("observation_space", "action_space"):
+        if not isinstance(space := getattr(env, attribute, None), gym.Space):
+            raise env_error(f"{name} has the {attribute} {space!r:.60}; set it to a gymnasium.Space in __init__")
     if not discrete:
         _require_bounds(name, env)
     return SpaceSpec(**_observations(name, env.observation_space), **_actions(name, env.action_space, discrete))
