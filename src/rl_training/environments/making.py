@@ -14,7 +14,14 @@ import gymnasium as gym
 import numpy as np
 
 from rl_training.environments.recipe import EnvSettings
-from rl_training.environments.user_environments import EnvMaker, UserEnvironments, env_error, not_made, tensor_maker
+from rl_training.environments.user_environments import (
+    EnvMaker,
+    UserEnvironments,
+    close_or_warn,
+    env_error,
+    not_made,
+    tensor_maker,
+)
 from rl_training.environments.wrapping import time_limit_of, wrap
 from rl_training.errors import ConfigError, MissingDependencyError, nearest
 from rl_training.importing import current_folder, not_importable, would_import
@@ -128,7 +135,7 @@ def close_env(env: gym.Env[Any, Any], given: UserEnvironments | None = None) -> 
     if given is not None and isinstance(given.env, EnvMaker):
         given.env.close(env)
     else:
-        env.close()
+        close_or_warn(env)
 
 
 def read_spaces(env: gym.Env[Any, Any], *, discrete: bool | None = None) -> SpaceSpec:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -90,7 +91,7 @@ class EnvMaker:
     def close(self, env: Env) -> None:
         """Close an environment made here, unless it is the user's own object."""
         if not self.single_instance:
-            env.close()
+            close_or_warn(env)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_unused": []}
@@ -143,7 +144,16 @@ class TensorEnvMaker:
     def close(self, env: TensorEnv) -> None:
         """Close an environment made here, unless it is the user's own object."""
         if not self.single_instance and hasattr(env, "close"):  # `require_valid` raises if there is none
-            env.close()
+            close_or_warn(env)
+
+
+def close_or_warn(env: Any) -> None:
+    """Close an environment; an error there must not hide its results or an earlier error."""
+    try:
+        env.close()
+    except (Exception, SystemExit) as error:
+        name = type(getattr(env, "unwrapped", env)).__name__
+        warnings.warn(f"{name} could not be closed: {cause_of(error)}; correct its method close", stacklevel=2)
 
 
 def _is_tensor_class(found: Any) -> bool:
