@@ -55,7 +55,7 @@ class SpaceSpec:
         if not self.low and self.num_actions < 1:
             raise ConfigError("a space needs action bounds or a number of discrete actions")
         if self.obs_dim < 1:
-            raise ConfigError("the observation space is empty; observations need at least one number, as a constant")
+            raise ConfigError("the observation space is empty; give it at least one number, such as a constant")
         if self.num_actions > MOST_ACTIONS:
             raise ConfigError(f"{self.num_actions} discrete actions are too many; the limit is {MOST_ACTIONS}")
         if self.flattening is not None and self.flattening.size != self.obs_dim:
