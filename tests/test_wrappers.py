@@ -104,6 +104,15 @@ def test_a_partial_of_gymnasium_s_is_kept_by_name_where_it_can_be(tmp_path: Path
     ] * 2
 
 
+def test_a_range_of_repeats_is_the_same_as_a_list_and_in_a_partial() -> None:
+    arguments: dict[str, Any] = {"repeat_action_probability": 0.5, "repeat_action_duration": (2, 4)}
+    model = SAC("Pendulum-v1", wrappers=[functools.partial(gym.wrappers.StickyAction, **arguments)])
+    listed = {"StickyAction": {**arguments, "repeat_action_duration": [2, 4]}}
+    assert model.config.wrappers == (listed,)
+    sticky: Any = make_env(model.config)
+    assert sticky.repeat_action_duration_range == (2, 4)
+
+
 @pytest.mark.parametrize("wrapper", ["ClipAction", gym.wrappers.ClipAction])
 def test_clipping_keeps_the_bounds_there_are(wrapper: Any, tmp_path: Path) -> None:
     """Gymnasium's declares them infinite, which leaves nothing to scale actions to."""

@@ -52,6 +52,8 @@ _WHY_NOT = {
 }
 
 
+# Arguments of Gymnasium's wrappers that must not be lists.
+_TUPLES = ("shape", "screen_size", "repeat_action_duration")
 _WITH_STATISTICS = (
     gym.wrappers.NormalizeObservation,
     gym.wrappers.NormalizeReward,
@@ -158,10 +160,10 @@ def _find(name: str, config: EnvSettings) -> Wrapping:
 
 
 def _argument(name: str, value: Any) -> Any:
-    """An argument in the type that wrappers expect: bounds as arrays, shapes as tuples."""
+    """An argument in the type that wrappers expect: bounds as arrays, some lists as tuples."""
     if name.startswith(("min_", "max_")) and isinstance(value, list | float) and not isinstance(value, bool):
         return np.asarray(value, np.float32) if isinstance(value, list) else np.float32(value)
-    return tuple(value) if name == "shape" and isinstance(value, list) else value
+    return tuple(value) if name in _TUPLES and isinstance(value, list) else value
 
 
 def time_limit_of(wrappers: Sequence[Any]) -> int | None:
