@@ -12,9 +12,11 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.wrappers import TimeLimit
 from typer.testing import CliRunner, Result
 
 from rl_training import IQL, SAC, cli, load
+from rl_training.environments.torch_envs import TorchPendulum
 from rl_training.environments.user_environments import resolve_env
 from rl_training.errors import ConfigError, EnvironmentFailure
 from rl_training.runtime.workflows import resume_training
@@ -85,6 +87,20 @@ def test_env_kwargs_go_to_the_class(tmp_path: Path) -> None:
         still
         != SAC(Point, **tiny(tmp_path, eval_episodes=1)).learn(30, progress_bar=False).metrics["eval_return_mean"]
     )
+
+
+class Emptying(TorchPendulum):
+    """Takes its time limit out of its arguments."""
+
+    def __init__(self, num_envs: int, device: Any = "cpu", *, options: dict[str, Any]) -> None:
+        super().__init__(num_envs, device, options.pop("limit"))
+
+
+@pytest.mark.parametrize("env", [lambda options: TimeLimit(Point(), options.pop("limit")), Emptying])
+def test_each_environment_has_its_own_arguments(env: Any, tmp_path: Path) -> None:
+    model = SAC(env, **tiny(tmp_path, env_kwargs={"options": {"limit": 7}}))
+    assert model.learn(30, progress_bar=False).metrics["eval_length_mean"] == 7
+    assert model.config.env_kwargs == {"options": {"limit": 7}}
 
 
 @pytest.mark.parametrize("brought", ["object", "lambda"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 import sys
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from rl_training.environments.user_environments import (
     close_or_warn,
     env_error,
     not_made,
+    own_copy,
     tensor_maker,
 )
 from rl_training.environments.wrapping import time_limit_of, wrap
@@ -49,11 +49,10 @@ def make_env(config: EnvSettings, given: UserEnvironments | None = None) -> gym.
 
 def _bare(config: EnvSettings, given: UserEnvironments | None) -> gym.Env[Any, Any]:
     env_id = config.env_id
-    kwargs = copy.deepcopy(dict(config.env_kwargs))  # an environment may change its arguments
     if tensor_maker(config, given) is not None:
         raise env_error(f"{env_id} is a TensorEnv; it trains and evaluates, and this needs a Gymnasium environment")
     if given is not None and isinstance(given.env, EnvMaker):
-        return given.env(kwargs)
+        return given.env(config.env_kwargs)
     if env_id is None:
         raise env_error("this needs an environment; set env_id")
     argument = "env" if given is None else given.argument
@@ -69,7 +68,7 @@ def _bare(config: EnvSettings, given: UserEnvironments | None) -> gym.Env[Any, A
         raise would_import(env_id, key, ways)
     try:
         with current_folder() if config.allow_import else nullcontext():
-            return _make(env_id, kwargs)
+            return _make(env_id, own_copy(config.env_kwargs))
     except (gym.error.DependencyNotInstalled, ImportError) as error:
         raise _missing(env_id, error) from error
     except MissingDependencyError:

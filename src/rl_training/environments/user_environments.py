@@ -5,6 +5,7 @@ The configuration is plain data and contains only their names; `UserEnvironments
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import re
@@ -54,7 +55,7 @@ class EnvMaker:
 
     def __call__(self, kwargs: Mapping[str, Any]) -> Env:
         try:
-            env: Any = self._unused.pop() if self._unused else self._make(**kwargs)
+            env: Any = self._unused.pop() if self._unused else self._make(**own_copy(kwargs))
         except Exception as error:
             clash = kwargs and isinstance(error, TypeError) and "keyword argument" in str(error)
             remedy = "; give others with env_kwargs={…}" if clash else ""
@@ -128,7 +129,7 @@ class TensorEnvMaker:
             env: TensorEnv = self._make
         else:
             try:
-                env = self._make(num_envs=num_envs, device=device, **kwargs)
+                env = self._make(num_envs=num_envs, device=device, **own_copy(kwargs))
             except Exception as error:
                 raise not_made(self.name, kwargs, error) from error
             if (made := getattr(env, "num_envs", num_envs)) != num_envs:
@@ -145,6 +146,11 @@ class TensorEnvMaker:
         """Close an environment made here, unless it is the user's own object."""
         if not self.single_instance and hasattr(env, "close"):  # `require_valid` raises if there is none
             close_or_warn(env)
+
+
+def own_copy(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments for one environment, which may change them."""
+    return copy.deepcopy(dict(kwargs))
 
 
 def close_or_warn(env: Any) -> None:
