@@ -142,6 +142,15 @@ def test_they_hold_in_training_and_evaluation_and_come_back_with_the_checkpoint(
     assert time_limit(plain.config) == 7
 
 
+def limited(env: Any, options: dict[str, Any]) -> Any:
+    return gym.wrappers.TimeLimit(env, options.pop("limit"))
+
+
+def test_each_environment_has_its_own_arguments() -> None:
+    settings = config({f"{__name__}:limited": {"options": {"limit": 7}}}, allow_import=True)
+    assert [make_env(settings)._max_episode_steps for _ in range(2)] == [7, 7]  # type: ignore[attr-defined]
+
+
 def test_classes_and_callables_of_one_s_own(tmp_path: Path) -> None:
     whole = SAC(Point, **tiny(tmp_path)).learn(30, progress_bar=False)
     model = SAC(Point, **tiny(tmp_path), wrappers=[gym.wrappers.OrderEnforcing, Halved, lambda env: Halved(env)])

@@ -6,6 +6,7 @@ run can replay an episode.
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -116,7 +117,8 @@ def wrap(env: Env, config: EnvSettings, given: Mapping[str, Wrapping]) -> Env:
         name, arguments = parts_of(entry)
         wrapper = given.get(name) or _find(name, config)
         try:
-            env = wrapper(env, **{key: _argument(key, value) for key, value in arguments.items()})
+            own = copy.deepcopy(dict(arguments))  # a wrapper may change them
+            env = wrapper(env, **{key: _argument(key, value) for key, value in own.items()})
         except Exception as error:
             problem = f"{name} with {arguments} does not fit {config.env_id}: {cause_of(error)}"
             raise ConfigError.of("wrappers", problem) from error

@@ -48,7 +48,8 @@ class OwnEnsemble(EnsembleNetwork):
         arguments, options = (in_features, out_features, list(hidden_sizes)), dict(network_kwargs or {})
         with torch.device("cpu"), torch.enable_grad():
             try:
-                modules = [factory(*arguments, **options) for _ in range(num_members)]
+                copies = [copy.deepcopy((arguments, options)) for _ in range(num_members)]  # it may change them
+                modules = [factory(*own, **options) for own, options in copies]
             except Exception as error:
                 raise self._refused(f"fails with {arguments} and {options}: {cause_of(error)}") from error
             if not all(isinstance(module, nn.Module) for module in modules):
