@@ -108,6 +108,14 @@ class Raising(World):
         raise RuntimeError("the motor is on fire")
 
 
+class Spaceless(gym.Env[Any, Any]):
+    """Its author forgot both spaces."""
+
+
+class Tupled(World):
+    action_space = (1,)  # type: ignore[assignment]
+
+
 class Infinite(World):
     action_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float32)
 
@@ -142,6 +150,8 @@ def test_valid_environments_pass_the_check() -> None:
         (Raising, "answers", "broken", "at step 1: RuntimeError: the motor is on fire"),
         (Raising, "gymnasium", "broken", "the motor is on fire"),
         (Infinite, "spaces", "broken", "unbounded actions"),
+        (Spaceless, "spaces", "broken", "Spaceless has the observation_space None; set it to a gymnasium.Space in"),
+        (Tupled, "spaces", "broken", "Tupled has the action_space (1,); set it to a gymnasium.Space in __init__"),
         (lambda: 3, "making", "broken", "not a gymnasium.Env"),
     ],
 )

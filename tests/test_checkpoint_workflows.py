@@ -296,6 +296,15 @@ def test_evaluating_needs_an_episode(run: Path) -> None:
         evaluate_checkpoint(run, num_episodes=0)
 
 
+def test_the_number_of_episodes_is_a_whole_number(run: Path, tmp_path: Path) -> None:
+    assert evaluate_checkpoint(run, num_episodes=1e0) == evaluate_checkpoint(run, num_episodes=1)  # type: ignore[arg-type]
+    for wrong in (2.5, "3", True):
+        with pytest.raises(ConfigError, match=f"^num_episodes must be a whole number, got {wrong!r}$"):
+            evaluate_checkpoint(run, num_episodes=wrong)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=f"^num_episodes must be a whole number, got {wrong!r}$"):
+            record_checkpoint(run, tmp_path / "it.gif", wrong)  # type: ignore[arg-type]
+
+
 def test_a_larger_budget_continues_a_finished_run(run: Path) -> None:
     result = resume(run, changes={"total_timesteps": 75})
     assert result.run_dir == run

@@ -232,6 +232,22 @@ def test_a_first_reset_that_fails_leaves_no_checkpoint(tmp_path: Path) -> None:
     assert list((run / "checkpoints").iterdir()) == []
 
 
+def test_a_later_reset_that_fails_leaves_the_episodes_of_the_others(tmp_path: Path) -> None:
+    script = {
+        (0, 0): episode(1, 99, "truncated"),
+        (1, 0): episode(2, 5, "truncated"),
+        (1, 1): episode(3, 99, "truncated", broken={"at": 0, "how": "raise"}),
+    }
+    with pytest.raises(EnvironmentFailure, match="environment 1 failed"):
+        train(scripted("sac", tmp_path, script, num_envs=2, eval_episodes=0))
+    [run] = tmp_path.iterdir()
+    script[1, 1] = episode(3, 99, "truncated")
+    result = resume(run, changes={"env_kwargs": {"script": by_seed(script)}})
+    rows = replay_rows(read_checkpoint(result.checkpoint_path))
+    assert rows[rows[:, 0] == 1][:, 1].tolist() == list(range(30))
+    assert [reason for reason in run_record(run)["inexact"] if "environment 0" in reason] == []
+
+
 def test_a_failure_while_resuming_does_not_touch_the_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFailure):
         train(failing(tmp_path, at=25))

@@ -97,9 +97,18 @@ class OnlyIfSolved(gym.Wrapper[Any, Any, Any, Any]):
         return *answer, {key: value for key, value in info.items() if value}  # type: ignore[return-value]
 
 
-def test_an_episode_without_a_report_is_not_a_success(tmp_path: Path) -> None:
+class NaNUnlessSolved(gym.Wrapper[Any, Any, Any, Any]):
+    """Reports NaN instead of a failure."""
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        *answer, info = super().step(action)
+        return *answer, {key: value or np.nan for key, value in info.items()}  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("wrapper", [OnlyIfSolved, NaNUnlessSolved])
+def test_an_episode_without_a_report_is_not_a_success(wrapper: type[Any], tmp_path: Path) -> None:
     """If other episodes report success. Otherwise the rate could only be 1 or missing."""
-    reports, wrappers = {"reports": "success", "at_end": True}, [f"{__name__}:OnlyIfSolved"]
+    reports, wrappers = {"reports": "success", "at_end": True}, [f"{__name__}:{wrapper.__name__}"]
     config = tiny("sac", tmp_path, env_id=SCRIPTED, env_kwargs=reports, wrappers=wrappers, allow_import=True)
     played = Evaluator(config, spaces_of(config)).play(policy_of(config), 12)
     assert played.episodes()["successes"] == [float(length % 2) for length in expected(12)[1]]

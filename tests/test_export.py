@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import sys
@@ -29,7 +30,7 @@ from rl_training.models.steps import Step
 from rl_training.runs.session import TrainResult
 from rl_training.runtime.loading import LoadedPolicy, load_policy, open_checkpoint
 from rl_training.spaces import SpaceSpec
-from tests.exports import Skewed, looks, run_file, trained
+from tests.exports import SKEWED, Skewed, looks, run_file, trained, untrained
 from tests.runs import ALL, TINY, owned, tiny, train
 from tests.test_readme import shortened
 from tests.test_structured_observations import Sampled
@@ -282,6 +283,24 @@ def test_any_actor_that_lists_its_operations_is_exported(suffix: str, sampled: b
         np.testing.assert_allclose(np.bincount(drawn - 2, minlength=4) / 4000, shares, atol=0.03)
         with pytest.raises(ExportError, match="differ from the policy's by up to 0"):
             parity.check(lambda obs, noise: run(obs, -noise), loaded, looks(500), sampled=True)
+
+
+@pytest.mark.parametrize("spaces", [SKEWED, SpaceSpec(3, num_actions=4)])
+def test_actions_near_the_largest_float32_need_only_be_legal(spaces: SpaceSpec) -> None:
+    """There, a file may overflow where the policy does not, because it adds in another order."""
+    loaded = untrained("dqn" if spaces.discrete else "td3", spaces)
+    for tensor in loaded.policy.actor.parameters():
+        tensor.mul_(0.01)  # the policy itself does not overflow
+    beyond = np.full((4, 3), np.finfo(np.float32).max)
+
+    def run(obs: Any, noise: Any) -> Any:
+        actions, far = loaded.act(obs), (obs == beyond[0]).all(-1)
+        actions[far] = (actions[far] + 1) % 4 if spaces.discrete else spaces.to_env(np.zeros(2))
+        return actions
+
+    parity.check(run, loaded, dataclasses.replace(looks(), beyond=beyond), sampled=False)
+    with pytest.raises(ExportError, match="outside the bounds"):
+        parity.check(lambda *given: run(*given) + 9, loaded, looks(), sampled=False)
 
 
 def test_an_actor_that_does_not_is_refused() -> None:

@@ -12,11 +12,13 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.wrappers import TimeLimit
 from typer.testing import CliRunner, Result
 
 from rl_training import IQL, SAC, cli, load
+from rl_training.environments.torch_envs import TorchPendulum
 from rl_training.environments.user_environments import resolve_env
-from rl_training.errors import ConfigError
+from rl_training.errors import ConfigError, EnvironmentFailure
 from rl_training.runtime.workflows import resume_training
 from tests.runs import TINY, fingerprint, owned
 from tests.worlds import Identity
@@ -85,6 +87,20 @@ def test_env_kwargs_go_to_the_class(tmp_path: Path) -> None:
         still
         != SAC(Point, **tiny(tmp_path, eval_episodes=1)).learn(30, progress_bar=False).metrics["eval_return_mean"]
     )
+
+
+class Emptying(TorchPendulum):
+    """Takes its time limit out of its arguments."""
+
+    def __init__(self, num_envs: int, device: Any = "cpu", *, options: dict[str, Any]) -> None:
+        super().__init__(num_envs, device, options.pop("limit"))
+
+
+@pytest.mark.parametrize("env", [lambda options: TimeLimit(Point(), options.pop("limit")), Emptying])
+def test_each_environment_has_its_own_arguments(env: Any, tmp_path: Path) -> None:
+    model = SAC(env, **tiny(tmp_path, env_kwargs={"options": {"limit": 7}}))
+    assert model.learn(30, progress_bar=False).metrics["eval_length_mean"] == 7
+    assert model.config.env_kwargs == {"options": {"limit": 7}}
 
 
 @pytest.mark.parametrize("brought", ["object", "lambda"])
@@ -272,6 +288,34 @@ def test_a_loaded_one_is_evaluated_in_what_is_given(tmp_path: Path) -> None:
     assert SAC.load(result.run_dir).predict([0.0, 0.0]).shape == (1,)
     with pytest.raises(ConfigError, match="does not fit the policy"):
         SAC.load(result.run_dir, env=Identity).evaluate()
+
+
+class Unplugged(Point):
+    """Its connection is lost after `steps` steps, and cannot be closed."""
+
+    def __init__(self, steps: int = 1000) -> None:
+        super().__init__()
+        self.steps = steps
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.steps -= 1
+        if self.steps < 0:
+            raise RuntimeError("the cable is off")
+        return super().step(action)
+
+    def close(self) -> None:
+        raise RuntimeError("not connected")
+
+
+def test_an_environment_that_cannot_be_closed_hides_neither_results_nor_its_first_error(tmp_path: Path) -> None:
+    warned = "^Unplugged could not be closed: RuntimeError: not connected; correct its method close$"
+    model = SAC(Unplugged, **tiny(tmp_path))
+    with pytest.warns(UserWarning, match=warned):
+        assert model.learn(30, progress_bar=False).metrics["eval_episodes"] == 2
+    with pytest.warns(UserWarning, match=warned):
+        assert model.evaluate(3)["eval_episodes"] == 3
+    with pytest.warns(UserWarning, match=warned), pytest.raises(EnvironmentFailure, match="the cable is off"):
+        SAC(Unplugged, **tiny(tmp_path, env_kwargs={"steps": 9})).learn(30, progress_bar=False)
 
 
 @pytest.mark.slow

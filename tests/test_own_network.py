@@ -363,6 +363,17 @@ def test_settings_of_the_packaged_networks_are_refused(setting: dict[str, Any]) 
         build_network(5, (6,), 3, network=own()["network"], **setting)
 
 
+def emptying(in_features: int, out_features: int, hidden_sizes: list[int], options: dict[str, Any]) -> nn.Module:
+    blocks = options.pop("blocks")
+    return Residual(in_features, out_features, [hidden_sizes.pop()], blocks)
+
+
+def test_each_network_has_its_own_arguments() -> None:
+    options = {"options": {"blocks": 2}}
+    built = build_ensemble(2, 5, (8,), 3, network=own(emptying)["network"], network_kwargs=options)
+    assert built(torch.zeros(2, 5)).shape == (2, 2, 3)
+
+
 # ---- names ---------------------------------------------------------------------------------------
 
 

@@ -523,6 +523,14 @@ def test_the_paper_s_rlpd_fits_any_environment() -> None:
 def test_numpy_s_numbers_are_settings_too() -> None:
     config = SAC("Pendulum-v1", seed=np.int64(3), gamma=np.float32(0.5), total_timesteps=np.int32(9)).config
     assert (config.seed, config.total_timesteps, config.algo_kwargs["gamma"]) == (3, 9, 0.5)
+    assert config.replace(total_timesteps=np.int64(7)).to_dict() == config.replace(total_timesteps=7).to_dict()
+    with pytest.raises(ConfigError, match="total_timesteps must be a whole number"):
+        SAC("Pendulum-v1").learn(np.float32(7.5))
+
+
+def test_learn_accepts_numpy_s_numbers(tmp_path: Path) -> None:
+    model = SAC("Pendulum-v1", output_dir=tmp_path, hidden_sizes=[4], batch_size=8, eval_episodes=0)
+    assert [model.learn(np.int64(30)).metrics["global_step"] for _ in range(2)] == [30, 60]
 
 
 def test_env_processes_is_still_a_keyword() -> None:

@@ -149,6 +149,8 @@ FLAT = gym.spaces.Box(-1, 1, (3,))
         ),
         (FLAT, gym.spaces.MultiDiscrete([2, 2]), False, "a flat Box or Discrete"),
         (FLAT, gym.spaces.Box(0, 9, (2,), np.int32), False, "floating-point Box"),
+        (gym.spaces.Box(-1, 1, (0,)), FLAT, False, "the observation space is empty"),
+        (gym.spaces.Dict({}), FLAT, False, "the observation space is empty"),
     ],
 )
 def test_spaces_no_network_takes_are_refused(

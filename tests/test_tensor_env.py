@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -86,12 +86,12 @@ class Counter:
 
 def collector_of(env: Any, algo: str = "sac", capacity: int = 64, **options: Any) -> TensorCollector:
     config, spec = tiny(algo, Path("unused")), get_algorithm_spec(algo)
-    maker = UserEnvironments(TensorEnvMaker("it", env, single_instance=True))
-    spaces = spaces_of(config, given=maker)
+    maker = TensorEnvMaker("it", env, single_instance=True)
+    spaces = spaces_of(config, given=UserEnvironments(maker))
     resolved, normalises = spec.sections.resolve(config.algo_kwargs), "moments" in options
     learner = build_learner(spec.sections, resolved, config, spaces, normalize_observations=normalises)
     buffer = ReplayBuffer(capacity, RowLayout.of(spaces), learner.generator, together=0)
-    defaults: dict[str, Any] = {"seed": 3, "random_steps": 20, "total_steps": 100}
+    defaults: dict[str, Any] = {"seed": 3, "close": maker.close, "random_steps": 20, "total_steps": 100}
     collector = TensorCollector(env, spaces, learner, buffer, **defaults | options)
     collector.start()
     return collector
@@ -390,6 +390,26 @@ def test_an_instance_has_its_number_of_simulations(tmp_path: Path) -> None:
     result = SAC(TorchPendulum(4), **settings(tmp_path)).learn(40, progress_bar=False)
     with pytest.raises(ConfigError, match="num_envs: TorchPendulum has 6 simulations, got 4"):
         load(result.run_dir, env=TorchPendulum(6))
+
+
+class Listed(Counter):
+    """A `Counter` that is in the list of all that were made."""
+
+    made_here: ClassVar[list[Counter]] = []
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.made_here.append(self)
+
+
+def test_an_instance_stays_open_and_those_of_a_class_are_closed(tmp_path: Path) -> None:
+    env = Counter()
+    model = SAC(env, **settings(tmp_path))
+    model.learn(40, progress_bar=False)
+    assert not env.closed  # it belongs to the caller
+    SAC(Listed, **settings(tmp_path, num_envs=4)).learn(40, progress_bar=False)
+    assert Listed.made_here
+    assert all(made.closed for made in Listed.made_here)
 
 
 def test_videos_need_a_gymnasium_environment(tmp_path: Path) -> None:

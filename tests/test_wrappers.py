@@ -104,6 +104,15 @@ def test_a_partial_of_gymnasium_s_is_kept_by_name_where_it_can_be(tmp_path: Path
     ] * 2
 
 
+def test_a_range_of_repeats_is_the_same_as_a_list_and_in_a_partial() -> None:
+    arguments: dict[str, Any] = {"repeat_action_probability": 0.5, "repeat_action_duration": (2, 4)}
+    model = SAC("Pendulum-v1", wrappers=[functools.partial(gym.wrappers.StickyAction, **arguments)])
+    listed = {"StickyAction": {**arguments, "repeat_action_duration": [2, 4]}}
+    assert model.config.wrappers == (listed,)
+    sticky: Any = make_env(model.config)
+    assert sticky.repeat_action_duration_range == (2, 4)
+
+
 @pytest.mark.parametrize("wrapper", ["ClipAction", gym.wrappers.ClipAction])
 def test_clipping_keeps_the_bounds_there_are(wrapper: Any, tmp_path: Path) -> None:
     """Gymnasium's declares them infinite, which leaves nothing to scale actions to."""
@@ -131,6 +140,15 @@ def test_they_hold_in_training_and_evaluation_and_come_back_with_the_checkpoint(
     assert evaluate_checkpoint(result.run_dir)["eval_length_mean"] == 7
     assert SAC.load(result.run_dir).resume(50, progress_bar=False).metrics["global_step"] == 50
     assert time_limit(plain.config) == 7
+
+
+def limited(env: Any, options: dict[str, Any]) -> Any:
+    return gym.wrappers.TimeLimit(env, options.pop("limit"))
+
+
+def test_each_environment_has_its_own_arguments() -> None:
+    settings = config({f"{__name__}:limited": {"options": {"limit": 7}}}, allow_import=True)
+    assert [make_env(settings)._max_episode_steps for _ in range(2)] == [7, 7]  # type: ignore[attr-defined]
 
 
 def test_classes_and_callables_of_one_s_own(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path, PurePath
 from types import UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, Union, get_args, get_origin
@@ -43,8 +44,9 @@ _SEED_RANGE, _MOST_SEEDS = re.compile(r"\s*([0-9]{1,10})\s*\.\.\s*([0-9]{1,10})\
 
 
 def _whole(value: Any) -> Any:
-    """Convert a float without a fraction, such as `1e6`, to int; pydantic validates all other values."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    """Convert a float without a fraction, such as `1e6`, or a NumPy integer to int; pydantic validates the rest."""
+    other = isinstance(value, Real) and not isinstance(value, int)
+    return int(value) if other and float(value).is_integer() else value
 
 
 def at_home(value: Any) -> Any:

@@ -54,6 +54,8 @@ class SpaceSpec:
             raise ConfigError(f"every action bound needs low < high, got low={self.low}, high={self.high}")
         if not self.low and self.num_actions < 1:
             raise ConfigError("a space needs action bounds or a number of discrete actions")
+        if self.obs_dim < 1:
+            raise ConfigError("the observation space is empty; give it at least one number, such as a constant")
         if self.num_actions > MOST_ACTIONS:
             raise ConfigError(f"{self.num_actions} discrete actions are too many; the limit is {MOST_ACTIONS}")
         if self.flattening is not None and self.flattening.size != self.obs_dim:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 import sys
 from collections.abc import Mapping
@@ -14,7 +13,15 @@ import gymnasium as gym
 import numpy as np
 
 from rl_training.environments.recipe import EnvSettings
-from rl_training.environments.user_environments import EnvMaker, UserEnvironments, env_error, not_made, tensor_maker
+from rl_training.environments.user_environments import (
+    EnvMaker,
+    UserEnvironments,
+    close_or_warn,
+    env_error,
+    not_made,
+    own_copy,
+    tensor_maker,
+)
 from rl_training.environments.wrapping import time_limit_of, wrap
 from rl_training.errors import ConfigError, MissingDependencyError, nearest
 from rl_training.importing import current_folder, not_importable, would_import
@@ -42,11 +49,10 @@ def make_env(config: EnvSettings, given: UserEnvironments | None = None) -> gym.
 
 def _bare(config: EnvSettings, given: UserEnvironments | None) -> gym.Env[Any, Any]:
     env_id = config.env_id
-    kwargs = copy.deepcopy(dict(config.env_kwargs))  # an environment may change its arguments
     if tensor_maker(config, given) is not None:
         raise env_error(f"{env_id} is a TensorEnv; it trains and evaluates, and this needs a Gymnasium environment")
     if given is not None and isinstance(given.env, EnvMaker):
-        return given.env(kwargs)
+        return given.env(config.env_kwargs)
     if env_id is None:
         raise env_error("this needs an environment; set env_id")
     argument = "env" if given is None else given.argument
@@ -62,7 +68,7 @@ def _bare(config: EnvSettings, given: UserEnvironments | None) -> gym.Env[Any, A
         raise would_import(env_id, key, ways)
     try:
         with current_folder() if config.allow_import else nullcontext():
-            return _make(env_id, kwargs)
+            return _make(env_id, own_copy(config.env_kwargs))
     except (gym.error.DependencyNotInstalled, ImportError) as error:
         raise _missing(env_id, error) from error
     except MissingDependencyError:
@@ -128,12 +134,15 @@ def close_env(env: gym.Env[Any, Any], given: UserEnvironments | None = None) -> 
     if given is not None and isinstance(given.env, EnvMaker):
         given.env.close(env)
     else:
-        env.close()
+        close_or_warn(env)
 
 
 def read_spaces(env: gym.Env[Any, Any], *, discrete: bool | None = None) -> SpaceSpec:
     """The spaces of `env`; raises if they are not supported. `discrete`: what the algorithm needs, None for any."""
     name = env.spec.id if env.spec is not None else type(env).__name__
+    for attribute in ("observation_space", "action_space"):
+        if not isinstance(space := getattr(env, attribute, None), gym.Space):
+            raise env_error(f"{name} has the {attribute} {space!r:.60}; set it to a gymnasium.Space in __init__")
     if not discrete:
         _require_bounds(name, env)
     return SpaceSpec(**_observations(name, env.observation_space), **_actions(name, env.action_space, discrete))

@@ -141,9 +141,9 @@ def _flag(name: str, value: Any) -> bool:
 
 
 def _success(info: Any) -> bool | None:
-    """Whether the task is solved, by the names that environments use in `info`; None if it has neither."""
+    """Whether the task is solved, by the names that environments use in `info`; None if it has neither, or NaN."""
     value = info.get("success", info.get("is_success")) if isinstance(info, dict) else None
-    return None if value is None or np.ndim(value) else bool(value)
+    return None if value is None or np.ndim(value) or value != value else bool(value)
 
 
 def too_long(steps: int) -> str:

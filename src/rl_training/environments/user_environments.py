@@ -5,9 +5,11 @@ The configuration is plain data and contains only their names; `UserEnvironments
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -53,7 +55,7 @@ class EnvMaker:
 
     def __call__(self, kwargs: Mapping[str, Any]) -> Env:
         try:
-            env: Any = self._unused.pop() if self._unused else self._make(**kwargs)
+            env: Any = self._unused.pop() if self._unused else self._make(**own_copy(kwargs))
         except Exception as error:
             clash = kwargs and isinstance(error, TypeError) and "keyword argument" in str(error)
             remedy = "; give others with env_kwargs={…}" if clash else ""
@@ -90,7 +92,7 @@ class EnvMaker:
     def close(self, env: Env) -> None:
         """Close an environment made here, unless it is the user's own object."""
         if not self.single_instance:
-            env.close()
+            close_or_warn(env)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_unused": []}
@@ -127,7 +129,7 @@ class TensorEnvMaker:
             env: TensorEnv = self._make
         else:
             try:
-                env = self._make(num_envs=num_envs, device=device, **kwargs)
+                env = self._make(num_envs=num_envs, device=device, **own_copy(kwargs))
             except Exception as error:
                 raise not_made(self.name, kwargs, error) from error
             if (made := getattr(env, "num_envs", num_envs)) != num_envs:
@@ -143,7 +145,21 @@ class TensorEnvMaker:
     def close(self, env: TensorEnv) -> None:
         """Close an environment made here, unless it is the user's own object."""
         if not self.single_instance and hasattr(env, "close"):  # `require_valid` raises if there is none
-            env.close()
+            close_or_warn(env)
+
+
+def own_copy(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments for one environment, which may change them."""
+    return copy.deepcopy(dict(kwargs))
+
+
+def close_or_warn(env: Any) -> None:
+    """Close an environment; an error there must not hide its results or an earlier error."""
+    try:
+        env.close()
+    except (Exception, SystemExit) as error:
+        name = type(getattr(env, "unwrapped", env)).__name__
+        warnings.warn(f"{name} could not be closed: {cause_of(error)}; correct its method close", stacklevel=2)
 
 
 def _is_tensor_class(found: Any) -> bool:

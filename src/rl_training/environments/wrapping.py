@@ -6,6 +6,7 @@ run can replay an episode.
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -52,6 +53,8 @@ _WHY_NOT = {
 }
 
 
+# Arguments of Gymnasium's wrappers that must not be lists.
+_TUPLES = ("shape", "screen_size", "repeat_action_duration")
 _WITH_STATISTICS = (
     gym.wrappers.NormalizeObservation,
     gym.wrappers.NormalizeReward,
@@ -114,7 +117,8 @@ def wrap(env: Env, config: EnvSettings, given: Mapping[str, Wrapping]) -> Env:
         name, arguments = parts_of(entry)
         wrapper = given.get(name) or _find(name, config)
         try:
-            env = wrapper(env, **{key: _argument(key, value) for key, value in arguments.items()})
+            own = copy.deepcopy(dict(arguments))  # a wrapper may change them
+            env = wrapper(env, **{key: _argument(key, value) for key, value in own.items()})
         except Exception as error:
             problem = f"{name} with {arguments} does not fit {config.env_id}: {cause_of(error)}"
             raise ConfigError.of("wrappers", problem) from error
@@ -158,10 +162,10 @@ def _find(name: str, config: EnvSettings) -> Wrapping:
 
 
 def _argument(name: str, value: Any) -> Any:
-    """An argument in the type that wrappers expect: bounds as arrays, shapes as tuples."""
+    """An argument in the type that wrappers expect: bounds as arrays, some lists as tuples."""
     if name.startswith(("min_", "max_")) and isinstance(value, list | float) and not isinstance(value, bool):
         return np.asarray(value, np.float32) if isinstance(value, list) else np.float32(value)
-    return tuple(value) if name == "shape" and isinstance(value, list) else value
+    return tuple(value) if name in _TUPLES and isinstance(value, list) else value
 
 
 def time_limit_of(wrappers: Sequence[Any]) -> int | None:

@@ -100,6 +100,7 @@ class Collector(Experience):
             self.lengths.extend(self.envs.lengths[ended].tolist())
             for index in ended:
                 self.buffer.end_episode(index, int(self.envs.lengths[index]), self.reward_map)
+            self.obs = steps.obs  # if a reset fails, a resumed run continues the other episodes
             steps.obs[ended] = self._reset(ended)
         self._set_obs(steps.obs)
 

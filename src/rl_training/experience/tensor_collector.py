@@ -89,13 +89,14 @@ class TensorCollector(Experience):
         buffer: ReplayBuffer,
         *,
         seed: int,
+        close: Callable[[TensorEnv], None],
         **options: Any,
     ) -> None:
-        """`options`: those of `Experience`; `moments` are tensors."""
+        """`close` is called with `env` at the end. `options`: those of `Experience`; `moments` are tensors."""
         device = learner.device
         self.random = DeviceRandom(torch.Generator(device).manual_seed(seeding.device_exploration(seed)))
         super().__init__(spaces, learner, buffer, env.num_envs, self.random, **options)
-        self.env, self.seed = env, seed
+        self.env, self.seed, self._close = env, seed, close
         self.inexact_remedy = getattr(env, "inexact_remedy", self.inexact_remedy)
         self._checked = CheckedEnv(env, spaces)
         self._blame = Blame(lambda: f"{type(env).__name__} failed (seed {self.seed}, step {self.steps})")
@@ -263,4 +264,4 @@ class TensorCollector(Experience):
         return []
 
     def close(self) -> None:
-        self.env.close()
+        self._close(self.env)

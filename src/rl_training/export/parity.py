@@ -3,7 +3,8 @@
 An action may differ by 1e-5 in the environment's units, or by 1e-5 of half its range if that is below 1. If single
 precision cannot achieve this (large observations or actions), the tolerance is ten times the largest difference
 between `predict` and the same policy in double precision. Discrete actions must be equal unless their scores are
-tied within this tolerance.
+tied within this tolerance. If a component of an observation is near the largest float32, the order of a sum
+determines whether it overflows, so there an action must only be legal.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ Array = NDArray[Any]
 Runner = Callable[[Array, Array | None], Array]
 TOLERANCE = 1e-5
 ROUNDINGS = 10.0
+_LARGEST = 1e30  # magnitude of an observation whose action is compared
 _SMALL_BATCHES = {1: 50, 7: 70}  # rows that are also run in batches of that size
 
 
@@ -49,7 +51,7 @@ class _Group:
     obs: Array
     noise: Array | None
     actions: Array  # of `predict`
-    compared: NDArray[np.bool_]  # rows whose network did not overflow; the others must only be legal
+    compared: NDArray[np.bool_]  # rows whose network cannot overflow; the others must only be legal
     allowed: Array  # difference per action component; discrete: of the scores
     scores: Array | None = None  # discrete, in double precision
 
@@ -70,11 +72,12 @@ def noise_for(loaded: LoadedPolicy, rows: int) -> Array:
 
 def _group(loaded: LoadedPolicy, obs: Array, noise: Array | None) -> _Group:
     actions, exact = loaded.act(obs, noise), copy.deepcopy(loaded.policy).double()
+    moderate = (np.abs(obs) < _LARGEST).all(-1)
     with torch.inference_mode():
         single, double = torch.from_numpy(obs), torch.from_numpy(obs.astype(np.float64))
         if loaded.spaces.discrete:
             rough, scores = loaded.policy.scores(single).numpy(), exact.scores(double).numpy()
-            compared = np.isfinite(rough).all(-1)
+            compared = moderate & np.isfinite(rough).all(-1)
             rounding = np.abs(rough - scores)[compared].max(initial=0.0)
             return _Group(obs, noise, actions, compared, np.maximum(TOLERANCE, ROUNDINGS * rounding), scores)
         if noise is None:
@@ -83,7 +86,7 @@ def _group(loaded: LoadedPolicy, obs: Array, noise: Array | None) -> _Group:
             draws = torch.from_numpy(noise)
             rough = loaded.policy.sample(single, draws).numpy()
             sharp = exact.sample(double, draws.double()).numpy()
-    compared = np.isfinite(rough).all(-1)
+    compared = moderate & np.isfinite(rough).all(-1)
     reference = loaded.spaces.to_env(np.nan_to_num(sharp, nan=0.0))
     rounding = np.abs(_wide(actions) - _wide(reference))[compared].max(axis=0, initial=0.0)
     low, high, inner_low, _ = loaded.spaces.scaling

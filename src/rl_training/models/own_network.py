@@ -48,9 +48,9 @@ class OwnEnsemble(EnsembleNetwork):
         arguments, options = (in_features, out_features, list(hidden_sizes)), dict(network_kwargs or {})
         with torch.device("cpu"), torch.enable_grad():
             try:
-                modules = [factory(*arguments, **options) for _ in range(num_members)]
+                modules = [self._made(factory, arguments, options) for _ in range(num_members)]
                 with torch.random.fork_rng(devices=[]):
-                    other = factory(*arguments, **options)
+                    other = self._made(factory, arguments, options)
             except Exception as error:
                 raise self._refused(f"fails with {arguments} and {options}: {cause_of(error)}") from error
             if not all(isinstance(module, nn.Module) for module in modules):
@@ -62,6 +62,11 @@ class OwnEnsemble(EnsembleNetwork):
             self._first_call(modules, x)
             self.module = self._stacked(modules)
             self._probe(x)
+
+    @staticmethod
+    def _made(factory: Factory, arguments: Any, options: Any) -> nn.Module:
+        own, keywords = copy.deepcopy((arguments, options))  # the factory may change them
+        return factory(*own, **keywords)
 
     def _refused(self, reason: str) -> ConfigError:
         return ConfigError(f"{NETWORK}: {self._name} {reason}", key=NETWORK)

@@ -246,7 +246,7 @@ def make_collector(
             )
         require_tensor_settings(config, maker)
         env = maker(config.num_envs, learner.device, config.env_kwargs)
-        return TensorCollector(env, spaces, learner, buffer, seed=config.seed or 0, **options)
+        return TensorCollector(env, spaces, learner, buffer, seed=config.seed or 0, close=maker.close, **options)
     return Collector(make_pool(config, given=spec.given), spaces, learner, buffer, **options)
 
 

@@ -24,6 +24,7 @@ from rl_training.runtime.loading import LoadedPolicy, load_policy, open_checkpoi
 from rl_training.runtime.resume import resume_training as resume_training
 from rl_training.runtime.resume_settings import changed_config
 from rl_training.seeding import EVALUATION_SEED
+from rl_training.settings import PositiveInt, Settings
 
 
 def evaluate_checkpoint(path: str | Path, num_episodes: int | None = None, **options: Any) -> dict[str, float]:
@@ -53,7 +54,7 @@ def play_checkpoint(
     """
     loaded = _load(path, changes, stochastic)
     config = _played_config(loaded.config, changes, overrides)
-    episodes = config.eval_episodes or 5 if num_episodes is None else num_episodes
+    episodes = config.eval_episodes or 5 if num_episodes is None else _whole(num_episodes)
     evaluator = make_evaluator(config, loaded.spaces, given, seed=_episode_seed(seed))
     _require_playable(path, loaded, evaluator, episodes)
     if arguments := evaluator.config.env_kwargs:
@@ -90,11 +91,17 @@ def _played_config(config: TrainConfig, changes: Mapping[str, Any] | None, overr
     return changed
 
 
+class _Episodes(Settings):
+    num_episodes: PositiveInt
+
+
+def _whole(num_episodes: Any) -> int:
+    return _Episodes.parse({"num_episodes": num_episodes}).num_episodes
+
+
 def _require_playable(path: str | Path, loaded: LoadedPolicy, evaluator: Evaluator, episodes: int) -> None:
     """Raise if the policy cannot be evaluated in this environment."""
     config, given = evaluator.config, evaluator.given
-    if episodes < 1:
-        raise ConfigError(f"num_episodes must be >= 1, got {episodes}")
     if config.env_id is None:
         raise ConfigError(f"{path} was trained without an environment; name one with --set env_id=…", key="env_id")
     given.check(config.replace(num_envs=1), evaluated=episodes > 1)
@@ -147,7 +154,7 @@ def record_checkpoint(
     `max_steps` truncates episodes, and `say` is called with progress messages. For the other arguments see
     `play_checkpoint`.
     """
-    target = video_target(output)
+    target, episodes = video_target(output), _whole(num_episodes)
     if fps is not None:
         checked_fps(fps)
     prepare_drawing()
@@ -156,12 +163,12 @@ def record_checkpoint(
     if max_steps is not None:
         config = config.replace(eval_max_steps=max_steps)
     unfilmed = Evaluator(config, loaded.spaces, given)
-    _require_playable(path, loaded, unfilmed, num_episodes)
+    _require_playable(path, loaded, unfilmed, episodes)
     own = frame_rate(unfilmed.config, unfilmed.given)
     with new_video(target, checked_fps(own if fps is None else fps)) as video:
         config, given = filmed(unfilmed.config, unfilmed.given, with_progress(video.add, say))
         evaluator = Evaluator(config, loaded.spaces, given, seed=_episode_seed(seed), one_by_one=True)
-        played = _play(evaluator, loaded, num_episodes, False if stochastic else deterministic)
+        played = _play(evaluator, loaded, episodes, False if stochastic else deterministic)
     if evaluator.notice and max_steps is None:
         warnings.warn(evaluator.notice, stacklevel=2)
     return Recording(target, video.frames, video.seconds, played.returns.tolist(), played.lengths.tolist())
