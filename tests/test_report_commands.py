@@ -77,7 +77,9 @@ def test_a_figure_that_cannot_be_written_leaves_the_old_one(
         (["report", ".", "-o", "report.txt"], "a report is an .html file"),
         (["report", ".", "-o", "report.html", "--reference", "a=1"], "expected TASK=LOW,HIGH"),
         (["report", ".", "-o", "report.html", "--threshold", "x"], "expected a number"),
-        (["report", ".", "-o", "report.html", *2 * ("--external", "a=x.csv")], "a name is given twice"),
+        (["report", ".", "-o", "report.html", *2 * ("--external", "a=x.csv")], "--external: a is given twice"),
+        (["report", ".", "-o", "report.html", "--name", "sac=a", "--name", "sac=b"], "--name: sac is given twice"),
+        (["report", ".", "-o", "report.html", "--at", "nan"], "at: must be a step, got nan"),
         (["plot", ".", "-o", "curve.gif"], "a figure is an .svg"),
     ],
 )

@@ -77,12 +77,12 @@ def report(
         at=at,
         unfinished=unfinished,
         by=by,
-        names=dict(_pair(text, "--name") for text in name or ()),
+        names=_pairs(name, "--name"),
         normalize=normalize,
-        references={task: _ends(value) for task, value in (_pair(text, "--reference") for text in reference or ())},
+        references={task: _ends(value) for task, value in _pairs(reference, "--reference").items()},
         threshold=_thresholds(threshold or ()),
         title=title,
-        external=_files(external or ()),
+        external=_pairs(external, "--external"),
     )
     found.save(output)
     _show_summary(found, output)
@@ -104,8 +104,7 @@ def plot(
         raise typer.BadParameter(f"{output}: a figure is an .svg, .pdf or .png file")
     from rl_training.report import read
 
-    names = dict(_pair(text, "--name") for text in name or ())
-    found = read(paths, metric=metric, unfinished=True, by=by, names=names)
+    found = read(paths, metric=metric, unfinished=True, by=by, names=_pairs(name, "--name"))
     if not any(axis == x for axis, _, _ in found.summary.bands):
         raise ConfigError(f"no run has evaluations of {metric} by {x}; --metric plots another one")
     from rl_training.report.rendering import save_figure
@@ -128,17 +127,15 @@ def _show_summary(report: Report, output: Path) -> None:
     print(output)
 
 
-def _pair(text: str, option: str) -> tuple[str, str]:
-    name, sign, value = text.rpartition("=")
-    if not sign or not name:
-        raise typer.BadParameter(f"{option} {text!r}: expected NAME=VALUE")
-    return name, value
-
-
-def _files(texts: Sequence[str]) -> dict[str, str]:
-    found = dict(_pair(text, "--external") for text in texts)
-    if len(found) < len(texts):
-        raise typer.BadParameter("--external: a name is given twice; one file contains all seeds of a method")
+def _pairs(texts: Sequence[str] | None, option: str) -> dict[str, str]:
+    found = dict[str, str]()
+    for text in texts or ():
+        name, sign, value = text.rpartition("=")
+        if not sign or not name:
+            raise typer.BadParameter(f"{option} {text!r}: expected NAME=VALUE")
+        if name in found:
+            raise typer.BadParameter(f"{option}: {name} is given twice; leave one out")
+        found[name] = value
     return found
 
 
@@ -153,8 +150,7 @@ def _thresholds(texts: Sequence[str]) -> Any:
     """One threshold for all tasks, or a mapping by task."""
     if len(texts) == 1 and "=" not in texts[0]:
         return _number(texts[0], "--threshold")
-    found = {task: _number(value, "--threshold") for task, value in (_pair(text, "--threshold") for text in texts)}
-    return found or None
+    return {task: _number(value, "--threshold") for task, value in _pairs(texts, "--threshold").items()} or None
 
 
 def _number(text: str, option: str) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from functools import cached_property
@@ -150,6 +151,8 @@ def read(
     columns step, seed and value, and task if there are several tasks, by the name of the method.
     """
     places = [paths, *more] if isinstance(paths, str | Path) else [*paths, *more]
+    if at is not None and math.isnan(at):
+        raise ConfigError("at: must be a step, got nan", key="at")
     selection = Selection(checked_by(by), score, at, unfinished, names or {})
     options = Options(selection, normalize, references or {}, threshold)
     reading = read_runs(places, metric)
