@@ -3,8 +3,12 @@
 An action may differ by 1e-5 in the environment's units, or by 1e-5 of half its range if that is below 1. If single
 precision cannot achieve this (large observations or actions), the tolerance is ten times the largest difference
 between `predict` and the same policy in double precision. Discrete actions must be equal unless their scores are
-tied within this tolerance. If a component of an observation is near the largest float32, the order of a sum
-determines whether it overflows, so there an action must only be legal.
+tied within this tolerance.
+
+An action must only be legal if it depends on rounding: if a component of the observation is near the largest
+float32, where the order of a sum determines whether it overflows; if single precision changes the action by more
+than a thousandth of half its range; or if a change of the observation by ten roundings changes it by more than the
+tolerance.
 """
 
 from __future__ import annotations
@@ -20,13 +24,17 @@ from numpy.typing import NDArray
 
 from rl_training.errors import ExportError
 from rl_training.export.observations import Observations
+from rl_training.models.policies import Policy
 from rl_training.runtime.loading import LoadedPolicy
+from rl_training.spaces import SpaceSpec
 
 Array = NDArray[Any]
 Runner = Callable[[Array, Array | None], Array]
 TOLERANCE = 1e-5
 ROUNDINGS = 10.0
 _LARGEST = 1e30  # magnitude of an observation whose action is compared
+_MOST_ROUNDING = 1e-3  # share of half the range by which rounding may change an action that is compared
+_SHAKES = 4  # number of times that all components of all observations are changed by `ROUNDINGS` roundings
 _SMALL_BATCHES = {1: 50, 7: 70}  # rows that are also run in batches of that size
 
 
@@ -51,7 +59,7 @@ class _Group:
     obs: Array
     noise: Array | None
     actions: Array  # of `predict`
-    compared: NDArray[np.bool_]  # rows whose network cannot overflow; the others must only be legal
+    compared: NDArray[np.bool_]  # rows whose actions do not depend on rounding; the others must be legal
     allowed: Array  # difference per action component; discrete: of the scores
     scores: Array | None = None  # discrete, in double precision
 
@@ -71,30 +79,45 @@ def noise_for(loaded: LoadedPolicy, rows: int) -> Array:
 
 
 def _group(loaded: LoadedPolicy, obs: Array, noise: Array | None) -> _Group:
-    actions, exact = loaded.act(obs, noise), copy.deepcopy(loaded.policy).double()
-    moderate = (np.abs(obs) < _LARGEST).all(-1)
+    spaces, exact, wide = loaded.spaces, copy.deepcopy(loaded.policy).double(), _wide(obs)
+    actions, rough = loaded.act(obs, noise), _outputs(loaded.policy, spaces, obs, noise)
+
+    def exactly(rows: Array) -> Array:
+        outputs = _outputs(exact, spaces, rows, noise)
+        return outputs if spaces.discrete else _wide(spaces.to_env(np.nan_to_num(outputs, nan=0.0)))
+
+    reference = exactly(wide)
+    compared: NDArray[np.bool_] = np.all((np.abs(obs) < _LARGEST) & np.isfinite(rough).all(-1, keepdims=True), -1)
+    rounding = np.abs((rough if spaces.discrete else _wide(actions)) - reference)
+    if spaces.discrete:
+        allowed = np.maximum(TOLERANCE, ROUNDINGS * rounding[compared].max(initial=0.0))
+    else:
+        low, high, inner_low, _ = spaces.scaling
+        half = 0.5 * high - 0.5 * low
+        kind = np.finfo(inner_low.dtype)
+        unit = np.maximum(float(kind.eps) * np.maximum(np.abs(low), np.abs(high)), float(kind.smallest_subnormal))
+        compared &= np.all(rounding <= np.maximum(_MOST_ROUNDING * half, unit), axis=-1)
+        largest = rounding[compared].max(axis=0, initial=0.0)
+        allowed = np.maximum.reduce([TOLERANCE * np.minimum(1.0, half), ROUNDINGS * largest, unit])
+    rng, step = np.random.default_rng(3), ROUNDINGS * float(np.finfo(np.float32).epsneg)
+    for _ in range(_SHAKES):
+        moved = np.abs(exactly(wide * (1.0 + step * rng.choice([-1.0, 1.0], wide.shape))) - reference)
+        compared &= np.all(moved <= allowed, axis=-1)
+    return _Group(obs, noise, actions, compared, allowed, reference if spaces.discrete else None)
+
+
+def _outputs(policy: Policy, spaces: SpaceSpec, rows: Array, noise: Array | None) -> Array:
+    """Scores of discrete actions, else internal actions, in the precision of `rows`."""
     with torch.inference_mode():
-        single, double = torch.from_numpy(obs), torch.from_numpy(obs.astype(np.float64))
-        if loaded.spaces.discrete:
-            rough, scores = loaded.policy.scores(single).numpy(), exact.scores(double).numpy()
-            compared = moderate & np.isfinite(rough).all(-1)
-            rounding = np.abs(rough - scores)[compared].max(initial=0.0)
-            return _Group(obs, noise, actions, compared, np.maximum(TOLERANCE, ROUNDINGS * rounding), scores)
-        if noise is None:
-            rough, sharp = loaded.policy.mode(single).numpy(), exact.mode(double).numpy()
+        obs = torch.from_numpy(rows)
+        if spaces.discrete:
+            outputs = policy.scores(obs)
         else:
-            draws = torch.from_numpy(noise)
-            rough = loaded.policy.sample(single, draws).numpy()
-            sharp = exact.sample(double, draws.double()).numpy()
-    compared = moderate & np.isfinite(rough).all(-1)
-    reference = loaded.spaces.to_env(np.nan_to_num(sharp, nan=0.0))
-    rounding = np.abs(_wide(actions) - _wide(reference))[compared].max(axis=0, initial=0.0)
-    low, high, inner_low, _ = loaded.spaces.scaling
-    half = 0.5 * high - 0.5 * low
-    kind = np.finfo(inner_low.dtype)
-    unit = np.maximum(float(kind.eps) * np.maximum(np.abs(low), np.abs(high)), float(kind.smallest_subnormal))
-    allowed = np.maximum.reduce([TOLERANCE * np.minimum(1.0, half), ROUNDINGS * rounding, unit])
-    return _Group(obs, noise, actions, compared, allowed)
+            outputs = (
+                policy.mode(obs) if noise is None else policy.sample(obs, torch.from_numpy(noise).to(obs.dtype))
+            )
+    found: Array = outputs.numpy()
+    return found
 
 
 def _wide(array: Array) -> Array:
