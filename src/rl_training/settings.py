@@ -10,12 +10,14 @@ import contextlib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from itertools import chain, repeat
 from numbers import Real
 from pathlib import Path, PurePath
 from types import UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
@@ -150,10 +152,28 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 Sizes = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
 
 
-def _is_tuple(annotation: Any) -> bool:
-    """Whether a type is a tuple, also with constraints or as one of a union."""
-    origin, parts = get_origin(annotation), get_args(annotation)
-    return tuple in (annotation, origin) or (origin in (Annotated, Union, UnionType) and any(map(_is_tuple, parts)))
+def _tuple_in(annotation: Any) -> Any:
+    """The tuple that a type is, also with constraints or as one of a union; else None."""
+    origin = get_origin(annotation)
+    if tuple in (annotation, origin):
+        return annotation
+    parts = get_args(annotation) if origin in (Annotated, Union, UnionType) else ()
+    return next(filter(None, map(_tuple_in, parts)), None)
+
+
+def _with_tuples(value: Any, annotation: Any) -> Any:
+    """`value` with tuples in place of the lists that `annotation` does not allow, also inside others."""
+    found = _tuple_in(annotation)
+    if found is None or not isinstance(value, list | tuple):
+        return value
+    parts = get_args(found)
+    return tuple(map(_with_tuples, value, repeat(parts[0]) if ... in parts else chain(parts, repeat(None))))
+
+
+@cache
+def _tuple_fields(kind: type[BaseModel]) -> Mapping[str, Any]:
+    fields = {info.alias or name: info.annotation for name, info in kind.model_fields.items()}
+    return {name: annotation for name, annotation in fields.items() if _tuple_in(annotation)}
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
@@ -218,12 +238,14 @@ class Settings(BaseModel):
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
 
-    @field_validator("*", mode="before")
+    @model_validator(mode="before")
     @classmethod
-    def _list_as_tuple(cls, value: Any, info: ValidationInfo) -> Any:
-        """Convert a list, as read from YAML or a checkpoint, to the tuple that the field is."""
-        field = cls.model_fields[str(info.field_name)]
-        return tuple(value) if isinstance(value, list) and _is_tuple(field.annotation) else value
+    def _lists_as_tuples(cls, values: Any) -> Any:
+        """Convert lists, as read from YAML or a checkpoint, to the tuples that the fields are."""
+        if not isinstance(values, dict):
+            return values
+        fields = {name: kind for name, kind in _tuple_fields(cls).items() if name in values}
+        return values | {name: _with_tuples(values[name], kind) for name, kind in fields.items()}
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], place: str = "") -> Self:
