@@ -189,7 +189,12 @@ class OwnNetwork(SingleNetwork, OwnEnsemble):
 
 
 def _same(value: float | Tensor, other: Any) -> bool:
-    return isinstance(other, type(value)) and torch.equal(torch.as_tensor(value), torch.as_tensor(other))
+    """Whether two values are equal; NaN equals itself."""
+    if not isinstance(other, type(value)):
+        return False
+    one, two = (torch.as_tensor(each).to_dense() for each in (value, other))
+    alike = (one.shape, one.dtype) == (two.shape, two.dtype)
+    return alike and torch.allclose(one, two, rtol=0.0, atol=0.0, equal_nan=True)
 
 
 def _set_tensors(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
