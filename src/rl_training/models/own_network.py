@@ -1,8 +1,9 @@
 """Networks of a user's own factory: any `nn.Module` that maps `[B, in]` to `[B, out]`, one or an ensemble.
 
 The factory is called as `factory(in_features, out_features, hidden_sizes, **network_kwargs)`, once per network, and
-once more to find what it draws. The first module computes all of them. Its tensors are replaced by those of all
-modules along a first axis; a call passes it the tensors of one member, or under `vmap` those of all.
+once more to find random numbers that no checkpoint would contain. The first module computes all networks. Its
+tensors are replaced by those of all modules along a first axis; a call passes it the tensors of one member, or
+under `vmap` those of all.
 """
 
 from __future__ import annotations
