@@ -61,6 +61,11 @@ def at_home(value: Any) -> Any:
     return value
 
 
+def _as_list(value: Any) -> Any:
+    """A tuple as the list that YAML contains, for messages."""
+    return list(value) if isinstance(value, tuple) else value
+
+
 def seed_list(value: Any) -> tuple[int, ...]:
     """Parse distinct seeds: `0..9` (both ends included), `0,3,7` or a list of whole numbers."""
     if isinstance(value, str) and (found := _SEED_RANGE.fullmatch(value)):
@@ -71,7 +76,7 @@ def seed_list(value: Any) -> tuple[int, ...]:
     if isinstance(value, str) and all(part.strip().isdecimal() for part in value.split(",")):
         value = [int(part) for part in value.split(",")]
     if not isinstance(value, list | tuple | range) or not value:
-        raise ValueError(f"must be a range such as 0..9 or a list such as [0, 3, 7], got {value!r}")
+        raise ValueError(f"must be a range such as 0..9 or a list such as [0, 3, 7], got {_as_list(value)!r}")
     for seed in value:
         if type(seed) is not int or not 0 <= seed < 2**32:
             raise ValueError(f"must be whole numbers from 0 to 2**32 - 1, got {seed!r}")
@@ -204,7 +209,7 @@ def describe(error: ValidationError, fields: Mapping[str, FieldInfo], place: str
     problem = _first(error)
     path = ".".join(str(part) for part in problem["loc"])
     dotted = f"{place}.{path}" if place and path else (place or path)
-    kind, value, context = problem["type"], problem["input"], problem.get("ctx", {})
+    kind, value, context = problem["type"], _as_list(problem["input"]), problem.get("ctx", {})
     if kind == "extra_forbidden":
         head, _, name = path.rpartition(".")
         where = ".".join(part for part in (place, head) if part)
