@@ -281,6 +281,7 @@ class _Stored(SAC):
         super().__init__(model=model, **hyperparameters)
         half = 0.5 * self.config.gamma
         self.last, self.place = float("nan"), next(_PLACES)  # as a learner may have of its own
+        self.fill = torch.full((2,), torch.nan).to_sparse()
         if self.where == "learner":
             self.half = half
         elif self.where == "tensor":

@@ -100,7 +100,7 @@ class OwnEnsemble(EnsembleNetwork):
         """Raise for a number or tensor that each call of the factory draws, but that checkpoints do not contain."""
         for (name, layer), twin in zip(module.named_modules(), other.modules()):
             for key, value in vars(layer).items():
-                if isinstance(value, float | Tensor) and not _same(value, vars(twin).get(key)):
+                if isinstance(value, float | Tensor) and not same_value(value, vars(twin).get(key)):
                     place = f"{name}.{key}".lstrip(".")
                     raise self._refused(
                         f"draws {place}, which is neither a parameter nor a buffer, so no checkpoint would contain "
@@ -189,8 +189,8 @@ class OwnNetwork(SingleNetwork, OwnEnsemble):
         return [*found[:-1], found[-1].first(outputs)]
 
 
-def _same(value: float | Tensor, other: Any) -> bool:
-    """Whether two values are equal; NaN equals itself."""
+def same_value(value: float | Tensor, other: Any) -> bool:
+    """Whether an attribute of two modules or learners has one value; NaN equals itself."""
     if not isinstance(other, type(value)):
         return False
     one, two = (torch.as_tensor(each).to_dense() for each in (value, other))
