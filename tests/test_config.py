@@ -17,6 +17,7 @@ from rl_training.experiment import config as config_module
 from rl_training.experiment import config_values
 from rl_training.experiment.config import LoadedConfig, TrainConfig, load_config, packaged_configs
 from rl_training.experiment.strict_yaml import dump_yaml, parse_yaml
+from rl_training.models.mlp import NetworkShape
 from rl_training.settings import Effect
 
 GOOD = """\
@@ -293,6 +294,8 @@ def test_packaged_configs_are_found_by_name(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_directly_built_config_raises_config_errors_too() -> None:
+    with pytest.raises(ConfigError, match=r"^hidden_sizes must not be empty, got \[\]$"):
+        NetworkShape.parse({"hidden_sizes": []})
     with pytest.raises(ConfigError, match=r"^init_from must not be empty, got ''$"):
         TrainConfig(algo="sac", env_id="Pendulum-v1", total_timesteps=100, init_from="")
     with pytest.raises(ConfigError, match=r"^total_timesteps must be >= 1, got 0$"):

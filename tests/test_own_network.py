@@ -328,7 +328,11 @@ def test_dropout_that_does_nothing_is_a_layer_like_others() -> None:
     assert net(torch.randn(4, 5, dtype=torch.float64)).shape == (2, 4, 3)
 
 
-@pytest.mark.parametrize("value", [0.5, torch.arange(3.0)], ids=["number", "tensor"])
+@pytest.mark.parametrize(
+    "value",
+    [0.5, torch.arange(3.0), float("nan"), torch.eye(3).to_sparse()],
+    ids=["number", "tensor", "NaN", "sparse"],
+)
 def test_a_constant_of_a_module_needs_no_buffer(value: Any) -> None:
     net = ensemble(2, functools.partial(Attribute, lambda: copy.copy(value)))
     assert net(torch.randn(4, 5, dtype=torch.float64)).shape == (2, 4, 3)

@@ -87,6 +87,8 @@ class ShapedConfig(SAC.Config):
 
     momenta: tuple[float, float] | None = (0.9, 0.999)
     """a list"""
+    pairs: tuple[tuple[int, int], ...] = ()
+    """a list of lists"""
     shape: Shape = Shape()
     """a mapping"""
     shapes: tuple[Shape, ...] = ()
@@ -191,18 +193,25 @@ def test_a_default_may_be_a_setting_of_one_of_two_learners(tmp_path: Path) -> No
 def test_settings_may_be_lists_and_mappings() -> None:
     """They are stored in JSON, which has no tuples, and are part of what members of a population share."""
     managed = rl_training.register(Shaped)
-    given = {"momenta": (0.5, 0.9), "shape": {"widths": [3]}, "shapes": [{"widths": (4, 5)}]}
+    given = {
+        "momenta": (0.5, 0.9),
+        "pairs": [(1, 2), [3, 4]],
+        "shape": {"widths": [3]},
+        "shapes": [{"widths": (4, 5)}],
+    }
     found = registry.resolve(managed("Pendulum-v1").config)[ShapedConfig]
     assert (found.momenta, found.shape, found.shapes) == ((0.9, 0.999), Shape(), ())
     config = managed("Pendulum-v1", **given).config
     stored = json.loads(json.dumps(config.to_dict()))
     for one in (config, TrainConfig(**stored), TrainConfig(**stored | {"algo_kwargs": resolve_stored(config)})):
         found = registry.resolve(one)[ShapedConfig]
-        assert (found.momenta, found.shape.widths) == ((0.5, 0.9), (3,))
+        assert (found.momenta, found.pairs, found.shape.widths) == ((0.5, 0.9), ((1, 2), (3, 4)), (3,))
         assert [shape.widths for shape in found.shapes] == [(4, 5)]
     assert '"shapes":[{"widths":[4,5]}]' in signature(config).replace(" ", "").replace("\n", "")
     with pytest.raises(ConfigError, match=r"^algo_kwargs.momenta.0 must be a number, got 'x'$"):
         managed("Pendulum-v1", momenta=["x", 0.9])
+    with pytest.raises(ConfigError, match=r"^algo_kwargs.pairs.1.0 must be a whole number, got 'x'$"):
+        managed("Pendulum-v1", pairs=[[1, 2], ["x", 4]])
 
 
 def resolve_stored(config: TrainConfig) -> dict[str, Any]:

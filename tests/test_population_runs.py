@@ -639,7 +639,7 @@ def test_seeds_places_and_tags_are_no_part_of_a_structure(tmp_path: Path) -> Non
     ("seeds", "message"),
     [
         ("9..0", "seeds must go upwards, over at most 100,000 seeds, got '9..0'"),
-        ([], "seeds must be a range such as 0..9 or a list such as [0, 3, 7]"),
+        ([], "seeds must be a range such as 0..9 or a list such as [0, 3, 7], got []"),
         ([1, 2, 1], "seeds: 1 is given twice"),
         ("1,1", "seeds: 1 is given twice"),
         ("a..b", "seeds must be a range such as 0..9 or a list such as [0, 3, 7]"),

@@ -281,6 +281,7 @@ class _Stored(SAC):
         super().__init__(model=model, **hyperparameters)
         half = 0.5 * self.config.gamma
         self.last, self.place = float("nan"), next(_PLACES)  # as a learner may have of its own
+        self.fill = torch.full((2,), torch.nan).to_sparse()
         if self.where == "learner":
             self.half = half
         elif self.where == "tensor":
@@ -349,6 +350,22 @@ class _Counting(SAC):
 
 def test_an_update_may_change_a_buffer_in_place() -> None:
     assert_members_equal(_Counting, updates=SHORT)
+
+
+class _Noisy(SAC):
+    """The losses draw random numbers."""
+
+    def critic_loss(self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor) -> tuple[Tensor, Terms]:
+        noisy = batch._replace(rewards=batch.rewards + self.normal(len(batch.rewards)))
+        return super().critic_loss(noisy, next_noise, noise)
+
+    def actor_loss(self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor) -> tuple[Tensor, Terms]:
+        loss, terms = super().actor_loss(batch, next_noise, noise)
+        return loss * self.uniform(1)[0], terms
+
+
+def test_a_loss_may_draw_random_numbers() -> None:
+    assert_members_equal(_Noisy, updates=SHORT)
 
 
 class _Annealed(SAC):

@@ -138,11 +138,16 @@ def test_a_spreadsheet_gets_no_formula(tmp_path: Path) -> None:
 
 
 def test_a_negative_mean_is_a_plain_text_in_csv(tmp_path: Path) -> None:
+    def means(place: Path) -> list[str]:
+        return [row["mean ± std"] for row in csv.DictReader(io.StringIO(report.read(place).tables["tasks"].csv()))]
+
     for seed in range(2):
         write_run(tmp_path / str(seed), [-16.0 - seed], seed=seed)
     for paths, text in ((tmp_path, "-16.50 ± 0.71"), (tmp_path / "0", "-16.00 (one seed)")):
-        [row] = csv.DictReader(io.StringIO(report.read(paths).tables["tasks"].csv()))
-        assert row["mean ± std"] == text
+        assert means(paths) == [text]
+    for seed in range(2):
+        write_run(tmp_path / "small" / str(seed), [-2e-7 * (1 + seed)], seed=seed)
+    assert means(tmp_path / "small") == ["-3e-07 ± 1.4e-07"]
 
 
 def test_downloads_are_inside_the_page(tmp_path: Path, with_pdf: None) -> None:

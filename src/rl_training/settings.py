@@ -10,12 +10,14 @@ import contextlib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from itertools import chain, repeat
 from numbers import Real
 from pathlib import Path, PurePath
 from types import UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
@@ -59,6 +61,11 @@ def at_home(value: Any) -> Any:
     return value
 
 
+def _as_list(value: Any) -> Any:
+    """A tuple as the list that YAML contains, for messages."""
+    return list(value) if isinstance(value, tuple) else value
+
+
 def seed_list(value: Any) -> tuple[int, ...]:
     """Parse distinct seeds: `0..9` (both ends included), `0,3,7` or a list of whole numbers."""
     if isinstance(value, str) and (found := _SEED_RANGE.fullmatch(value)):
@@ -69,7 +76,7 @@ def seed_list(value: Any) -> tuple[int, ...]:
     if isinstance(value, str) and all(part.strip().isdecimal() for part in value.split(",")):
         value = [int(part) for part in value.split(",")]
     if not isinstance(value, list | tuple | range) or not value:
-        raise ValueError(f"must be a range such as 0..9 or a list such as [0, 3, 7], got {value!r}")
+        raise ValueError(f"must be a range such as 0..9 or a list such as [0, 3, 7], got {_as_list(value)!r}")
     for seed in value:
         if type(seed) is not int or not 0 <= seed < 2**32:
             raise ValueError(f"must be whole numbers from 0 to 2**32 - 1, got {seed!r}")
@@ -150,10 +157,28 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 Sizes = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
 
 
-def _is_tuple(annotation: Any) -> bool:
-    """Whether a type is a tuple, also with constraints or as one of a union."""
-    origin, parts = get_origin(annotation), get_args(annotation)
-    return tuple in (annotation, origin) or (origin in (Annotated, Union, UnionType) and any(map(_is_tuple, parts)))
+def _tuple_in(annotation: Any) -> Any:
+    """The tuple that a type is, also with constraints or as one of a union; else None."""
+    origin = get_origin(annotation)
+    if tuple in (annotation, origin):
+        return annotation
+    parts = get_args(annotation) if origin in (Annotated, Union, UnionType) else ()
+    return next(filter(None, map(_tuple_in, parts)), None)
+
+
+def _with_tuples(value: Any, annotation: Any) -> Any:
+    """`value` with tuples in place of the lists that `annotation` does not allow, also inside others."""
+    found = _tuple_in(annotation)
+    if found is None or not isinstance(value, list | tuple):
+        return value
+    parts = get_args(found)
+    return tuple(map(_with_tuples, value, repeat(parts[0]) if ... in parts else chain(parts, repeat(None))))
+
+
+@cache
+def _tuple_fields(kind: type[BaseModel]) -> Mapping[str, Any]:
+    fields = {info.alias or name: info.annotation for name, info in kind.model_fields.items()}
+    return {name: annotation for name, annotation in fields.items() if _tuple_in(annotation)}
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
@@ -184,7 +209,7 @@ def describe(error: ValidationError, fields: Mapping[str, FieldInfo], place: str
     problem = _first(error)
     path = ".".join(str(part) for part in problem["loc"])
     dotted = f"{place}.{path}" if place and path else (place or path)
-    kind, value, context = problem["type"], problem["input"], problem.get("ctx", {})
+    kind, value, context = problem["type"], _as_list(problem["input"]), problem.get("ctx", {})
     if kind == "extra_forbidden":
         head, _, name = path.rpartition(".")
         where = ".".join(part for part in (place, head) if part)
@@ -218,12 +243,14 @@ class Settings(BaseModel):
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
 
-    @field_validator("*", mode="before")
+    @model_validator(mode="before")
     @classmethod
-    def _list_as_tuple(cls, value: Any, info: ValidationInfo) -> Any:
-        """Convert a list, as read from YAML or a checkpoint, to the tuple that the field is."""
-        field = cls.model_fields[str(info.field_name)]
-        return tuple(value) if isinstance(value, list) and _is_tuple(field.annotation) else value
+    def _lists_as_tuples(cls, values: Any) -> Any:
+        """Convert lists, as read from YAML or a checkpoint, to the tuples that the fields are."""
+        if not isinstance(values, dict):
+            return values
+        fields = {name: kind for name, kind in _tuple_fields(cls).items() if name in values}
+        return values | {name: _with_tuples(values[name], kind) for name, kind in fields.items()}
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], place: str = "") -> Self:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
@@ -12,7 +12,12 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import Learner, Objectives, Terms, names_of
-from rl_training.algorithms.batch_checks import require_optimizers, require_own_draws, require_terms
+from rl_training.algorithms.batch_checks import (
+    require_optimizers,
+    require_own_draws,
+    require_scalar,
+    require_terms,
+)
 from rl_training.algorithms.execution import Execution, Kind
 
 
@@ -50,9 +55,8 @@ def trace_draws(learner: Learner, variant: Hashable, rows: Tensor, layout: Any) 
         return torch.zeros(shape, device=rows.device)
 
     def on_losses(inputs: tuple[Any, ...], objectives: Objectives, tau: Any) -> Terms:
-        require_optimizers(template, objectives)
-        found.crossing += _crossing(template, inputs, objectives)
-        _, terms = template.compute_phase(inputs, objectives)
+        terms, crossing = _losses(template, inputs, objectives)
+        found.crossing += crossing
         found.phases.append(Phase(tuple(chain(*names_of(objectives))), tau))
         returned.extend(term.requires_grad_() for term in terms.values() if term.is_floating_point())
         return terms
@@ -74,13 +78,23 @@ def trace_draws(learner: Learner, variant: Hashable, rows: Tensor, layout: Any) 
     return found
 
 
-def _crossing(learner: Learner, inputs: tuple[Any, ...], objectives: Objectives) -> Iterator[tuple[str, str]]:
-    """Each loss that has gradients for parameters of another optimiser of the phase, and that optimiser."""
+def _losses(
+    learner: Learner, inputs: tuple[Any, ...], objectives: Objectives
+) -> tuple[Terms, list[tuple[str, str]]]:
+    """The terms of a phase, and each loss with gradients for parameters of another optimiser, and that optimiser.
+
+    Each loss is computed once, because it may draw random numbers.
+    """
+    require_optimizers(learner, objectives)
+    terms, crossing = Terms(), list[tuple[str, str]]()
     for own, (key, loss) in zip(names_of(objectives), objectives.items()):
-        value = loss(*inputs)[0].sum()
+        value, named, *_ = loss(*inputs)
+        require_scalar(learner, own, value)
+        terms |= {name: term.detach() for name, term in named.items()}
         for name in chain(*names_of(objectives)):
-            parameters = () if name in own else learner.optimizers[name].parameters
-            # The losses may share values, whose graph `compute_phase` needs.
-            found = parameters and torch.autograd.grad(value, parameters, retain_graph=True, allow_unused=True)
-            if any(gradient is not None for gradient in found):
-                yield key, name
+            gradients = torch.autograd.grad(
+                value, learner.optimizers[name].parameters, retain_graph=True, allow_unused=name not in own
+            )
+            if name not in own and any(gradient is not None for gradient in gradients):
+                crossing.append((key, name))
+    return terms, crossing

@@ -1,8 +1,9 @@
 """Networks of a user's own factory: any `nn.Module` that maps `[B, in]` to `[B, out]`, one or an ensemble.
 
 The factory is called as `factory(in_features, out_features, hidden_sizes, **network_kwargs)`, once per network, and
-once more to find what it draws. The first module computes all of them. Its tensors are replaced by those of all
-modules along a first axis; a call passes it the tensors of one member, or under `vmap` those of all.
+once more to find random numbers that no checkpoint would contain. The first module computes all networks. Its
+tensors are replaced by those of all modules along a first axis; a call passes it the tensors of one member, or
+under `vmap` those of all.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class OwnEnsemble(EnsembleNetwork):
         """Raise for a number or tensor that each call of the factory draws, but that checkpoints do not contain."""
         for (name, layer), twin in zip(module.named_modules(), other.modules()):
             for key, value in vars(layer).items():
-                if isinstance(value, float | Tensor) and not _same(value, vars(twin).get(key)):
+                if isinstance(value, float | Tensor) and not same_value(value, vars(twin).get(key)):
                     place = f"{name}.{key}".lstrip(".")
                     raise self._refused(
                         f"draws {place}, which is neither a parameter nor a buffer, so no checkpoint would contain "
@@ -188,8 +189,13 @@ class OwnNetwork(SingleNetwork, OwnEnsemble):
         return [*found[:-1], found[-1].first(outputs)]
 
 
-def _same(value: float | Tensor, other: Any) -> bool:
-    return isinstance(other, type(value)) and torch.equal(torch.as_tensor(value), torch.as_tensor(other))
+def same_value(value: float | Tensor, other: Any) -> bool:
+    """Whether an attribute of two modules or learners has one value; NaN equals itself."""
+    if not isinstance(other, type(value)):
+        return False
+    one, two = (torch.as_tensor(each).to_dense() for each in (value, other))
+    alike = (one.shape, one.dtype) == (two.shape, two.dtype)
+    return alike and torch.allclose(one, two, rtol=0.0, atol=0.0, equal_nan=True)
 
 
 def _set_tensors(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:

@@ -151,9 +151,9 @@ def _updates_at(steps: Floats, known: dict[int, float]) -> Floats:
 
 
 def _training_seconds(rows: Floats, created: float | None, resumed: Sequence[float]) -> Floats:
-    """Training time up to each row, without the time from the row before a resumption to that.
+    """Training time up to each row, without the time between a resumption and the last row before it.
 
-    A row that is earlier than the one before is of another clock, and adds no time.
+    If a row has an earlier time than the row before, the clock has changed; the row adds no time.
     """
     start = rows[0] if created is None else min(created, rows[0])
     moments = np.array([-np.inf, *sorted(resumed)])

@@ -36,7 +36,8 @@ _LATEX = {
 _FACTS = {"differs": "differs from its base", "updates_per_second": "updates/s", "together": "trained together"}
 _SHORT = 24
 # Texts that a spreadsheet would interpret as a formula; a negative mean ± std is not one.
-_FORMULA = re.compile(r"^(?!-[\d.,]+ (?:± [\d.,]+|\(one seed\))$)[=+\-@\t\r]")
+_MEAN = r"-[\d.,]+(?:e-?\d+)? (?:± [\d.,]+(?:e-?\d+)?|\(one seed\))"
+_FORMULA = re.compile(rf"^(?!{_MEAN}$)[=+\-@\t\r]")
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from rl_training.algorithms.trace import Variant, trace_draws
 from rl_training.data.transitions import RowLayout
 from rl_training.errors import ConfigError
 from rl_training.models.flash import Sphere
+from rl_training.models.own_network import same_value
 
 Tensors = dict[str, Tensor]
 
@@ -165,18 +166,12 @@ def _require_same_constants(learners: Sequence[Learner]) -> None:
         for name, value in vars(first).items():
             if not isinstance(value, float | Tensor) or name in learners[0].fixed_by_model:
                 continue
-            if any(not _same(getattr(other, name, None), value) for other in others):
+            if any(not same_value(value, getattr(other, name, None)) for other in others):
                 raise ConfigError(
                     f"{learners[0].name}: the members differ in {type(first).__name__}.{name}, of which an update "
                     "would read the first one's; compute it from self.config there, or use population: off",
                     key="population",
                 )
-
-
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return torch.equal(one, other)
-    return str(one) == str(other)  # NaN equals itself
 
 
 class Stack:

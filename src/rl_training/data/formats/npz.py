@@ -82,10 +82,10 @@ class NpzColumn:
         return np.frombuffer(data, dtype=self.dtype).reshape(stop - start, *self.shape[1:])
 
     def _go_to(self, row: int) -> None:
-        """Go back, or read what is in between.
+        """Move the stream to a row: back to the first row if needed, then forward by reading.
 
-        Going forward by `seek` would end the comparison with the archive's checksum. Python 3.12 before 3.12.9 and
-        3.13 before 3.13.2 would also read wrong bytes after it, if several arrays are open (python/cpython#127847).
+        A forward `seek` would disable the check of the archive's checksum. After it, Python 3.12 before 3.12.9 and
+        3.13 before 3.13.2 also read wrong bytes if several arrays are open (python/cpython#127847).
         """
         if row < self._position:
             self._stream.seek(self._offset)
