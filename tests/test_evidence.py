@@ -661,6 +661,13 @@ def test_merging_keeps_the_record_of_a_run_that_was_not_repeated() -> None:
     assert [runs[name]["record"]["commits"] for name in names] == [["abc"], ["unknown"]]
 
 
+def test_full_names_of_commits_are_shortened() -> None:
+    kept = made(range(3))
+    for run in kept["runs"].values():
+        run["record"] = {**run["record"], "commits": ["0123456789" * 4, "89abcde-dirty"]}
+    assert "| 01234567, 89abcde-dirty |" in study_page.section(kept)
+
+
 def test_runs_that_were_cut_off_are_shown_as_such(tmp_path: Path) -> None:
     kept = made(range(3), judged=False)
     ends = {0: (150_000, [100_000]), 1: (250_000, [100_000, 200_000]), 2: (240_000, [100_000, 200_000])}

@@ -30,6 +30,7 @@ from rl_training.report.tasks import is_offline
 
 _INKS = {"light": "#1f2328", "dark": "#e6edf3"}
 BUDGETS = ("total_timesteps", "buffer_capacity")
+_FULL_NAME = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{32}\b")  # of a commit; the others are recorded in short
 _BUDGET = re.compile(rf"(?<=[( ])(?:{'|'.join(BUDGETS)})=[^,)]+(?:, |(?=\)))")
 
 
@@ -173,7 +174,8 @@ def _seeds(runs: Iterable[Run]) -> str:
 
 
 def _commits(runs: Iterable[Run]) -> str:
-    return ", ".join(sorted({commit for run in runs for commit in run.record.get("commits", [UNKNOWN])}))
+    commits = {commit for run in runs for commit in run.record.get("commits", [UNKNOWN])}
+    return ", ".join(sorted(_FULL_NAME.sub(r"\1", commit) for commit in commits))
 
 
 def _better(summary: Summary, task: str) -> list[str]:
