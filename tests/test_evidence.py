@@ -360,7 +360,7 @@ def test_a_time_limit_before_the_first_worker_starts_ends_the_study(
         ("sac-rate", 1, 5),
         ("sac-td3-v4", 16, 160),
         ("sac-v4", 4, 40),
-        ("td3-paper", 1, 5),
+        ("td3-paper", 2, 10),
         ("weights", 24, 240),
     ],
 )
