@@ -35,10 +35,14 @@ class OnnxPolicy:
         import onnxruntime
 
         self.session = onnxruntime.InferenceSession(path)
+        self.noise = [one for one in self.session.get_inputs() if one.name == "noise"]  # if actions are samples
+        self.rng = np.random.default_rng()
 
     def predict(self, obs: ArrayLike, /) -> NDArray[Any]:
         given = np.asarray(obs, np.float32)
-        action: NDArray[Any] = self.session.run(["action"], {"observation": np.atleast_2d(given)})[0]
+        rows = np.atleast_2d(given)
+        draws = {one.name: self.rng.standard_normal((len(rows), one.shape[1]), np.float32) for one in self.noise}
+        action: NDArray[Any] = self.session.run(["action"], {"observation": rows, **draws})[0]
         return action[0] if given.ndim == 1 else action
 
 
@@ -68,7 +72,7 @@ def opened(place: Path) -> Policy:
 
 
 def actions(policy: Policy, lines: Iterable[str]) -> Iterator[Any]:
-    """Yield the deterministic action, in the environment's units, for each observation."""
+    """Yield the action, in the environment's units, for each observation."""
     for line in lines:
         if not line.strip():
             continue

@@ -19,6 +19,7 @@ from rl_training.data.transitions import RowLayout
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpointing import find_checkpoint, list_checkpoints, read_checkpoint
 from rl_training.experiment.config import load_config
+from rl_training.experiment.retention import copy_checkpoint
 from rl_training.report.reading import read_runs
 from rl_training.runs.evaluation import Evaluations
 from rl_training.runs.session import TrainResult
@@ -150,6 +151,15 @@ def test_an_older_checkpoint_goes_on_in_a_folder_of_its_own(run: Path, sac_run: 
     ours, theirs = fingerprint(result.checkpoint_path), fingerprint(sac_run.checkpoint_path)
     assert {name for name in ours if ours[name] != theirs.get(name)} == {"trainer/log_rows"}
     assert [row["step"] for row in logged(result.run_dir)] == ["40", "60"]
+
+
+def test_later_changes_of_a_run_do_not_make_an_older_checkpoint_inexact(run: Path) -> None:
+    resume(run, overrides=["total_timesteps=80", "batch_size=8"])
+    assert run_record(run)["exact_resume"] is False
+    older, changed = list_checkpoints(run / "checkpoints")[::2]
+    assert run_record(resume(older).run_dir)["exact_resume"] is True
+    (reason,) = run_record(resume(copy_checkpoint(changed, run.parent / "copy")).run_dir)["inexact"]
+    assert "the run of its checkpoint is not exact: step 60: settings have changed" in reason
 
 
 @pytest.mark.parametrize(

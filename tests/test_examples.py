@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from examples.compare_ten_seeds import table, verdict
-from examples.deploy_policy import actions
+from examples.deploy_policy import actions, opened
 from examples.offline_own_arrays import logged_data
 from rl_training import TransitionDataset
 from rl_training.console.options import number
@@ -85,6 +85,15 @@ def test_an_exported_policy_needs_neither_torch_nor_this_package(run: Path, tmp_
         imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
         assert "numpy" in imported
         assert not imported & {"torch", "rl_training", "gymnasium"}
+
+
+def test_an_exported_policy_that_samples_draws_its_noise(tmp_path: Path) -> None:
+    observations = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+    for name in ("policy.onnx", "policy.npz"):
+        policy = opened(export_checkpoint("gallery/fql", tmp_path / name).path)
+        answers = policy.predict(observations)
+        assert answers.shape == (8, 1)
+        assert not np.array_equal(answers, policy.predict(observations))
 
 
 def test_a_wrong_observation_is_one_line(run: Path) -> None:

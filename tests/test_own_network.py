@@ -360,10 +360,14 @@ def test_wrong_settings_are_refused(settings: dict[str, Any], message: str) -> N
         NetworkConfig.parse(settings)
 
 
-@pytest.mark.parametrize("setting", [{"layer_norm": True}, {"activation": "tanh"}, {"residual_blocks": 3}])
-def test_settings_of_the_packaged_networks_are_refused(setting: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("setting", "usual"),
+    [({"layer_norm": True}, "false"), ({"activation": "tanh"}, "relu"), ({"residual_blocks": 3}, "2")],
+)
+def test_settings_of_the_packaged_networks_are_refused(setting: dict[str, Any], usual: str) -> None:
     [name] = setting
-    with pytest.raises(ConfigError, match=rf"Residual has no setting {name}; leave it out, or use network_kwargs$"):
+    remedy = f"set it to {usual}, or use network_kwargs"  # the default of ReBRAC and FQL is another one
+    with pytest.raises(ConfigError, match=rf"Residual has no setting {name}; {remedy}$"):
         build_network(5, (6,), 3, network=own()["network"], **setting)
 
 

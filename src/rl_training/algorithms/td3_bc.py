@@ -3,7 +3,7 @@
 TD3 with one more term in the actor's loss, -lambda E[Q_1(s, pi(s))] + E[(pi(s) - a)^2], where lambda is
 `bc_alpha` / E|Q_1(s, pi(s))| without gradient. The squared error is averaged over action dimensions. The critics'
 update is TD3's.
-The authors normalise observations: set `normalize_observations`.
+Runs normalise observations by default, as the authors do.
 Departure: the actor uses the critics before their step of the same update (see `base`).
 Axes: critics `[2, B]`.
 """

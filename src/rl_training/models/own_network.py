@@ -44,8 +44,8 @@ class OwnEnsemble(EnsembleNetwork):
         nn.Module.__init__(self)
         self.num_members, self._name, self._outputs = num_members, name, out_features
         for key, value in others.items():
-            if value != NetworkConfig.model_fields[key].default:  # a setting that only the packaged networks have
-                raise self._refused(f"has no setting {key}; leave it out, or use network_kwargs")
+            if value != (usual := NetworkConfig.model_fields[key].default):  # only the packaged networks have it
+                raise self._refused(f"has no setting {key}; set it to {str(usual).lower()}, or use network_kwargs")
         arguments, options = (in_features, out_features, list(hidden_sizes)), dict(network_kwargs or {})
         with torch.device("cpu"), torch.enable_grad():
             try:

@@ -13,6 +13,7 @@ each other; `fleet` continues it.
 from __future__ import annotations
 
 import platform
+import re
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import NamedTuple
@@ -52,6 +53,8 @@ _TOTALS = (
     "train_frequency",
     "gradient_updates_per_step",
 )
+# The start of a reason in run.json; see `Session.record_inexact`.
+_AT_STEP = re.compile(r"step ([0-9]+): ")
 
 
 class Built(NamedTuple):
@@ -152,7 +155,7 @@ def _forget_scores(session: Session, environment: bool, *, complete: bool) -> No
 def _changed_machine(session: Session, checkpoint: Checkpoint) -> list[str]:
     """A phrase for each version or CPU setting that has changed since the checkpoint, and for missing members.
 
-    A run that resumes in a new folder also repeats why the run of its checkpoint is not exact.
+    A run that resumes in a new folder also repeats why the run of its checkpoint was not exact by then.
     """
     if checkpoint.path.parent == session.run.checkpoints:
         return [f"changed since the run began: {change}" for change in session.run.machine_changes]
@@ -163,10 +166,15 @@ def _changed_machine(session: Session, checkpoint: Checkpoint) -> list[str]:
     record = parse_run_record(place.read_bytes(), str(place))
     names = record.get("trained_with") or ()
     others = ", ".join(name for name in names if name != home.name)
+    reasons = [(_AT_STEP.match(str(reason)), reason) for reason in record.get("inexact", ())]
     return [
         *(f"changed since the run began: {change}" for change in machine_changes(record)),
         *([f"it was trained together with {others}, and resumes without them"] if len(names) > 1 else []),
-        *(f"the run of its checkpoint is not exact: {reason}" for reason in record.get("inexact", ())),
+        *(
+            f"the run of its checkpoint is not exact: {reason}"
+            for at, reason in reasons
+            if at is None or int(at[1]) <= checkpoint.step
+        ),
     ]
 
 
