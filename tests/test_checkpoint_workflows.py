@@ -153,6 +153,15 @@ def test_an_older_checkpoint_goes_on_in_a_folder_of_its_own(run: Path, sac_run: 
     assert [row["step"] for row in logged(result.run_dir)] == ["40", "60"]
 
 
+def test_a_resume_on_another_device_is_recorded_as_inexact(run: Path) -> None:
+    record = run_record(run)
+    for device, exact in (("auto", True), ("cpu", True), ("cuda:0", False)):
+        (run / "run.json").write_text(json.dumps(record | {"device": device}))
+        after = run_record(resume(run, overrides=["total_timesteps=60"]).run_dir)
+        assert (after["exact_resume"], after["device"]) == (exact, "cpu")
+    assert after["inexact"] == ["step 60: changed since the run began: device cuda -> cpu"]
+
+
 def test_later_changes_of_a_run_do_not_make_an_older_checkpoint_inexact(run: Path) -> None:
     resume(run, overrides=["total_timesteps=80", "batch_size=8"])
     assert run_record(run)["exact_resume"] is False

@@ -148,10 +148,10 @@ def test_the_maker_is_read_from_the_system(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_run_records_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run of a version that did not record it used torch's."""
     monkeypatch.setattr(processor, "product_library", lambda: "onednn")
-    record = json.loads(json.dumps(runs.machine_record()))
+    record = json.loads(json.dumps(runs.machine_record() | {"device": "cpu"}))
     assert record["products"] == "onednn"
-    assert runs.machine_changes(record) == []
+    assert runs.machine_changes(record, "cpu") == []
     del record["products"]
-    assert runs.machine_changes(record) == ["products blas -> onednn"]
+    assert runs.machine_changes(record, "cpu") == ["products blas -> onednn"]
     monkeypatch.setattr(processor, "product_library", lambda: "blas")
-    assert runs.machine_changes(record) == []
+    assert runs.machine_changes(record, "cpu") == []

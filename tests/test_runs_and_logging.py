@@ -24,7 +24,7 @@ from rl_training.experiment import files, logging
 from rl_training.experiment.config import TrainConfig, load_config
 from rl_training.experiment.loggers import Row
 from rl_training.experiment.logging import CsvSink, MetricsLog, TensorBoardSink
-from rl_training.experiment.runs import RunDirectory, read_run_record
+from rl_training.experiment.runs import RunDirectory, machine_changes, read_run_record
 
 
 def config(folder: Path, **changes: Any) -> TrainConfig:
@@ -86,13 +86,13 @@ def test_a_run_is_reopened_with_its_history(tmp_path: Path) -> None:
     run.update(status="interrupted")
     run.close()
     with RunDirectory.open(run.path) as again:
-        assert again.machine_changes == []
+        assert machine_changes(again.record, "cpu") == []
         assert again.record["status"] == "running"
         assert len(again.record["resumed"]) == 1
         assert again.record["created"] == run.record["created"]
         again.update(versions={**again.record["versions"], "torch": "1.0"}, threads=99)
     with RunDirectory.open(run.path) as changed:
-        assert [change.split()[0] for change in changed.machine_changes] == ["torch", "threads"]
+        assert [change.split()[0] for change in machine_changes(changed.record, "cpu")] == ["torch", "threads"]
 
 
 def test_a_folder_that_is_not_a_run_is_refused_and_unchanged(tmp_path: Path) -> None:

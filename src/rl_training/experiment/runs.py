@@ -109,21 +109,20 @@ def machine_record() -> dict[str, Any]:
     }
 
 
-def machine_changes(record: Mapping[str, Any]) -> list[str]:
-    """The differences between a run's record and this process that affect bit-exact results, one phrase each."""
-    now = machine_record()
-    before = {"products": "blas", **record}  # versions that did not record it had no other
-    parts = ("cpu_capability", "products", "threads")
+def machine_changes(record: Mapping[str, Any], device: str) -> list[str]:
+    """What affects bit-exact results and differs between a run's record and this process, one phrase each."""
+    kind, before_kind = (str(name).partition(":")[0] for name in (device, record.get("device", "auto")))
+    now = machine_record() | {"device": kind}
+    # Earlier versions did not record the library of products, and of a resumed run not the device.
+    before = {"products": "blas", **record, "device": kind if before_kind == "auto" else before_kind}
+    parts = ("device", "cpu_capability", "products", "threads")
     old = before.get("versions", {}) | {name: before.get(name) for name in parts}
     new = now["versions"] | {name: now[name] for name in parts}
     return [f"{name} {old.get(name)} -> {value}" for name, value in new.items() if old.get(name) != value]
 
 
 class RunDirectory:
-    """A run folder, locked by this process until `close`; also a context manager. Use `create` or `open`.
-
-    `machine_changes` lists what has changed since the run was started; a bit-exact resume needs it empty.
-    """
+    """A run folder, locked by this process until `close`; also a context manager. Use `create` or `open`."""
 
     def __init__(self, path: Path, fence: files.Fence = files.unfenced) -> None:
         self.path, self.fence = path, fence
@@ -131,7 +130,6 @@ class RunDirectory:
         self.best = path / "best"  # has the best checkpoint: best/step_…
         self.earlier_best = path / EARLIER_BEST  # numbered folders: see `retention.EARLIER_BEST`
         self.tensorboard, self.metrics_csv = path / "tb", path / "metrics.csv"
-        self.machine_changes: list[str] = []
         self.status_before: str | None = None
         self._lock: int | None = None
         self._record: dict[str, Any] = {}
@@ -188,7 +186,6 @@ class RunDirectory:
         run = cls(path, fence)
         with files.os_errors(f"{path}: the run cannot be continued"), run._locking():
             run._record = read_run_record(path)
-            run.machine_changes = machine_changes(run._record)
             run.status_before = run._record["status"]
             run.update(schema=files.SCHEMA, status="running", cause=None, resumed=[*run._record["resumed"], _now()])
         return run
@@ -207,7 +204,7 @@ class RunDirectory:
         """Write the settings, versions and CPU settings of a resumed run."""
         with files.os_errors(f"{self.path}: the run cannot be continued"):
             self._write(RESOLVED, dump_yaml(dict(resolved)))
-            self.update(env_id=config.env_id, seed=config.seed, device=config.device, **machine_record())
+            self.update(env_id=config.env_id, seed=config.seed, **machine_record())
 
     def update(self, **fields: Any) -> None:
         """Merge fields into run.json, atomically."""

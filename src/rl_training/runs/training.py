@@ -83,7 +83,7 @@ def training(spec: RunSpec, guard: SignalGuard, console: Callable[..., Progress]
         spec, scores_reset = regime.spec, False
         yield Built(regime)
         session = stack.enter_context(_open_session(regime, guard, console))
-        session.note_in_run(device=str(session.learner.device), host=platform.node())
+        session.note_in_run(host=platform.node())
         stack.callback(lambda: session.note_in_run(seconds=session.seconds))
         stack.enter_context(status(session))
         if spec.checkpoint is not None:
@@ -153,12 +153,13 @@ def _forget_scores(session: Session, environment: bool, *, complete: bool) -> No
 
 
 def _changed_machine(session: Session, checkpoint: Checkpoint) -> list[str]:
-    """A phrase for each version or CPU setting that has changed since the checkpoint, and for missing members.
+    """A phrase for each version, device or CPU setting that has changed since the checkpoint, and missing members.
 
     A run that resumes in a new folder also repeats why the run of its checkpoint was not exact by then.
     """
+    device = str(session.learner.device)
     if checkpoint.path.parent == session.run.checkpoints:
-        return [f"changed since the run began: {change}" for change in session.run.machine_changes]
+        return [f"changed since the run began: {change}" for change in machine_changes(session.run.record, device)]
     home = checkpoint.path.parent.parent
     place = next((one for one in (checkpoint.path / ORIGIN, home / RECORD) if one.is_file()), None)
     if place is None:
@@ -168,7 +169,7 @@ def _changed_machine(session: Session, checkpoint: Checkpoint) -> list[str]:
     others = ", ".join(name for name in names if name != home.name)
     reasons = [(_AT_STEP.match(str(reason)), reason) for reason in record.get("inexact", ())]
     return [
-        *(f"changed since the run began: {change}" for change in machine_changes(record)),
+        *(f"changed since the run began: {change}" for change in machine_changes(record, device)),
         *([f"it was trained together with {others}, and resumes without them"] if len(names) > 1 else []),
         *(
             f"the run of its checkpoint is not exact: {reason}"
@@ -196,7 +197,7 @@ def _announce_longer_schedules(session: Session, spec: RunSpec, changes: Changes
 
 
 def _record_start(session: Session, regime: Regime) -> None:
-    """Write the data set and the settings to the run's folder."""
+    """Write the data set, the settings and the device to the run's folder."""
     spec = regime.spec
     if spec.checkpoint is None:
         session.note_inexact([])
@@ -206,6 +207,7 @@ def _record_start(session: Session, regime: Regime) -> None:
         session.note_in_run(pretraining=regime.pretraining)
     if session.run.status_before is not None:
         session.run.reconfigure(spec.config, spec.settings)
+    session.note_in_run(device=str(session.learner.device))
     if spec.config.env_id is None and spec.config.eval_env is None:
         session.say("no environment (env_id: null): evaluation is skipped")
     elif _has_single_environment(regime):
