@@ -44,6 +44,7 @@ from rl_training.off_policy_evaluation.evaluation import (
     ranks,
     students_quantile,
 )
+from rl_training.off_policy_evaluation.policies import candidates
 from rl_training.runtime import validation
 from rl_training.runtime.workflows import resume_training
 from rl_training.seeding import resampling
@@ -202,6 +203,11 @@ def test_held_out_episodes_are_those_of_training(home: Path) -> None:
     same = rl_training.ope(runs(home), held, **SMALL)
     assert (found.held_out, found.episodes) == (True, 5)
     assert found.best.values == same.best.values
+
+
+def test_a_policy_is_played_with_the_permission_to_import(home: Path) -> None:
+    for given in (False, True):
+        assert candidates(runs(home)[0], allow_import=given)[0].config.allow_import is given
 
 
 def test_models_and_mappings_are_refused(home: Path) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.episodes import Episodes, hold_out
+from rl_training.environments.playing import Evaluator
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
 from rl_training.models.mlp import NetworkConfig
@@ -22,6 +23,7 @@ from rl_training.off_policy_evaluation.choosing import Assessment, Chooser, Esti
 from rl_training.off_policy_evaluation.evaluation import evaluate, make_plan
 from rl_training.off_policy_evaluation.policies import Candidate
 from rl_training.off_policy_evaluation.support import Support
+from rl_training.spaces import SpaceSpec
 from tests.judging_worlds import Chain, Formula, policy
 
 CPU = torch.device("cpu")
@@ -339,8 +341,6 @@ def test_the_interval_of_returns_is_that_of_their_mean() -> None:
 
 def test_episodes_are_the_same_for_every_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
     """Played in CartPole: the same number is the same episode, and two numbers are two episodes."""
-    from rl_training.spaces import SpaceSpec
-
     spaces = SpaceSpec(obs_dim=4, num_actions=2, action_dtype="int64")
     config = TrainConfig(algo="dqn", env_id="CartPole-v1", total_timesteps=1)
     lean = policy(Formula(lambda obs: (obs[:, 2] > 0).long()), 4)
@@ -348,7 +348,7 @@ def test_episodes_are_the_same_for_every_candidate(monkeypatch: pytest.MonkeyPat
     first, again, other = (choosing._play(candidate, number, False) for number in (0, 0, 1))
     assert first == again
     assert first != other
-    monkeypatch.setattr(choosing.Evaluator, "play", lambda *given, deterministic: pytest.fail(str(deterministic)))
+    monkeypatch.setattr(Evaluator, "play", lambda *given, deterministic: pytest.fail(str(deterministic)))
     for sampled, meant in ((True, "False"), (False, "None")):
         with pytest.raises(pytest.fail.Exception, match=meant):
             choosing._play(candidate, 0, sampled)
@@ -361,6 +361,13 @@ def test_episodes_are_the_same_for_every_candidate(monkeypatch: pytest.MonkeyPat
     choosing._require_environment([elsewhere], 5)
     monkeypatch.undo()
     assert choosing._play(elsewhere, 0, False) == first
+
+
+def test_episodes_are_played_in_a_tensor_environment() -> None:
+    spaces = SpaceSpec(obs_dim=4, num_actions=2, action_dtype="int64")
+    config = TrainConfig(algo="dqn", env_id="torch/CartPole-v1", total_timesteps=1, eval_max_steps=20)
+    lean = policy(Formula(lambda obs: (obs[:, 2] > 0).long()), 4)
+    assert choosing._play(Candidate("lean", Path("lean"), lean, spaces, config), 0, False) == 20.0
 
 
 def test_an_assessment_is_eligible_up_to_the_bound() -> None:
