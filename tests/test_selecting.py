@@ -20,7 +20,7 @@ from rl_training.models.mlp import NetworkConfig
 from rl_training.models.policies import Normalizer, Policy
 from rl_training.off_policy_evaluation import choosing
 from rl_training.off_policy_evaluation.choosing import Assessment, Chooser, Estimate
-from rl_training.off_policy_evaluation.evaluation import evaluate, make_plan
+from rl_training.off_policy_evaluation.evaluation import _distances, evaluate, make_plan
 from rl_training.off_policy_evaluation.policies import Candidate
 from rl_training.off_policy_evaluation.support import Support
 from rl_training.spaces import SpaceSpec
@@ -221,6 +221,18 @@ def test_a_policy_with_its_own_normaliser_is_compared_by_its_actions() -> None:
     shares = outside(logged(), plain, of(2.0, 0.5), of(0.1, -3.0))
     assert 0.2 < shares[0] < 1.0
     assert shares[1:] == pytest.approx([shares[0]] * 2, abs=0.01)
+
+
+def test_a_policy_that_is_sampled_is_compared_by_its_samples() -> None:
+    """Its mode is among the logged actions, most of its samples are not."""
+    noisy, data = policy(Formula(lambda obs: torch.zeros(len(obs), 1), spread=1.0), 2), logged()
+    plain, sampled = (chooser({"noisy": noisy}, data, stochastic=given).assessed[0] for given in (False, True))
+    assert plain.eligible
+    assert sampled.outside is not None
+    assert sampled.outside > 0.8
+    near, far = (_distances(data, [noisy], 0, sampled=given)[0][0] for given in (False, True))
+    assert near < 0.05
+    assert far == pytest.approx(0.5 * (2.0 / np.pi) ** 0.5, rel=0.2)
 
 
 def test_held_out_episodes_are_compared_with_the_others() -> None:

@@ -549,6 +549,13 @@ def test_the_loss_is_the_difference_of_the_two_columns_before_it() -> None:
     assert (found, fresh.split(" ")[0], loss) == ("5.00", "3.00", "2.00")
 
 
+def test_a_confirmation_that_did_not_run_is_not_shown_as_failed() -> None:
+    """As after an interrupted confirmation whose file then has `confirm: null`."""
+    outcomes = Outcome(), Outcome((None,))
+    shown = [show_row("base", TrialResult(values=(5.0,), confirmed=one))[4] for one in outcomes]
+    assert shown == ["-", "failed"]
+
+
 def test_the_command_refuses_with_one_line_and_2(tmp_path: Path) -> None:
     file = tmp_path / "bad.yaml"
     file.write_text("base: dqn/cartpole\nseeds: [0, 1]\nspace:\n  gamma: {low: 0.9, high: 0.8}\n")

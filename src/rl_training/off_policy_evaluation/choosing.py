@@ -195,7 +195,11 @@ class Chooser:
         self.watch, self.held_out = watch, others is not data
         support = None if data is None or others is None else Support(data, others, plan.seed, home)
         made = [
-            Assessment(one.name, one.checkpoint, None if support is None else support.outside(one.policy))
+            Assessment(
+                one.name,
+                one.checkpoint,
+                None if support is None else support.outside(one.policy, sampled=plan.sampled),
+            )
             for one in found
         ]
         self.assessed = sorted(made, key=lambda one: one.outside or 0.0)

@@ -233,7 +233,7 @@ def evaluate(
     else:
         logs = Logs(data, episodes.to_termination(data.dones), probs, plan.config.gamma)
         values, effective = _by_importance(logs, policies, parts, fitted, plan.sampled)
-    distances, own = _distances(data, policies, plan.seed)
+    distances, own = _distances(data, policies, plan.seed, sampled=plan.sampled)
     estimates = _ranked(found, values, fitted, effective, distances)
     return OPEResult(
         policies=tuple(sorted(estimates, key=lambda one: one.rank or len(found) + 1)),
@@ -380,7 +380,9 @@ def _far_from(estimates: Sequence[PolicyEstimate], own: float) -> list[str]:
     ]
 
 
-def _distances(data: TransitionDataset, policies: Sequence[Policy], seed: int) -> tuple[list[float], float]:
+def _distances(
+    data: TransitionDataset, policies: Sequence[Policy], seed: int, *, sampled: bool = False
+) -> tuple[list[float], float]:
     """Distance of each policy's actions from the logged ones, and of the logged actions of similar states."""
     rng = np.random.default_rng(seed)
     chosen = np.sort(rng.choice(len(data), min(_COMPARED, len(data)), replace=False))
@@ -388,7 +390,7 @@ def _distances(data: TransitionDataset, policies: Sequence[Policy], seed: int) -
     here, there = (data.columns_at(index) for index in (chosen, others))
     actions, known = (one.actions.view(len(one.obs), -1).float() for one in (here, there))
     discrete = data.spaces.discrete
-    found = [action_distance(acts(policy, here.obs), actions, discrete) for policy in policies]
+    found = [action_distance(acts(policy, here.obs, sampled=sampled), actions, discrete) for policy in policies]
     mean, std = (torch.from_numpy(one) for one in data.observation_moments())
     # Without the mean a component that hardly varies would be so large that rounding hides the others.
     ours, theirs = ((one.obs - mean) / (std + 1e-6) for one in (here, there))
