@@ -368,6 +368,18 @@ def test_every_method_on_discrete_logs(home: Path, tmp_path: Path, method: str) 
     assert (unused in again.stderr.splitlines()) == (method == "wis")
 
 
+@pytest.mark.parametrize(("method", "unused"), [("fqe", "action_probs have"), ("wis", "batch_size: 7 has")])
+def test_a_warning_of_arguments_that_a_method_does_not_use(
+    home: Path, tmp_path: Path, method: Any, unused: str
+) -> None:
+    dqn, logs = next((home / "dqn").iterdir()), TransitionDataset.load(discrete_logs(tmp_path / "logs.npz"))
+    probs, warned = np.full(len(logs), 0.5), list[str]()
+    settings = {"action_probs": probs, "batch_size": 7, "updates": 10, "bootstraps": 2, "device": "cpu"}
+    rl_training.ope(dqn, logs, method=method, warn=warned.append, **settings)
+    assert [text for text in warned if text.startswith(unused)]
+    assert len(warned) == (1 if method == "fqe" else 2)
+
+
 def test_a_policy_without_a_value_has_no_rank(home: Path, tmp_path: Path) -> None:
     dqn, logs = next((home / "dqn").iterdir()), tmp_path / "logs.npz"
     columns = Chain(states=4).data(30)

@@ -147,7 +147,10 @@ def ope(
     _require(method, bootstraps, validation_fraction)
     if method == "wis":
         fitting = {name: value for name, value in hyperparameters.items() if name != "gamma"}
-        warn_of_unused({"updates": updates} | fitting, "with method wis, which fits nothing", warn)
+        fitting |= {"updates": updates, "batch_size": batch_size}
+        warn_of_unused(fitting, "with method wis, which fits nothing", warn)
+    if method == "fqe" and action_probs is not None:
+        warn("action_probs have no effect with method fqe; leave them out")
     home = choose_device(device)
     prepare_process(home)
     found = candidates(runs, warn, allow_import=allow_import, stochastic=stochastic)
@@ -183,7 +186,8 @@ def make_plan(
 
 def warn_of_unused(given: Mapping[str, Any], reason: str, warn: Callable[[str], None]) -> None:
     """Warn of the settings in `given` that have no effect, unless they have their default."""
-    usual = {"updates": (defaults.UPDATES, defaults.SELECTION_UPDATES), "bootstraps": (defaults.CRITICS,)}
+    updates = (defaults.UPDATES, defaults.SELECTION_UPDATES)
+    usual = {"updates": updates, "bootstraps": (defaults.CRITICS,), "batch_size": (BATCH_SIZE,)}
     for name, value in given.items():
         if value is not False and value not in usual.get(name, ()):
             warn(f"{name}: {value} has no effect {reason}; leave it out")
