@@ -7,6 +7,7 @@ import inspect
 import json
 import math
 import re
+import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -754,6 +755,17 @@ def test_a_study_selects_a_trial(study: Study, home: Path) -> None:
     everything = study.select(dataset=home / "logs.npz", validation_fraction=0.0, **SMALL, anyway=True)
     assert everything.judgement is not None
     assert everything.judgement.episodes == 20
+
+
+def test_a_study_of_0_2_that_fqe_would_have_stopped_selects_a_trial(study: Study, tmp_path: Path) -> None:
+    copied = Path(shutil.copytree(study.folder, tmp_path / study.folder.name))
+    plan = json.loads((copied / "plan.json").read_bytes())
+    stopping = {"patience": 2, "target_return": None, "metric": "fqe", "fqe_updates": 9}
+    for configuration in plan["configurations"]:
+        configuration["settings"]["algo_kwargs"] |= {"early_stopping": stopping, "eval_interval": 10}
+    (copied / "plan.json").write_text(json.dumps(plan))
+    with pytest.warns(UserWarning, match="metric: fqe of this run was removed"):
+        assert Study(copied).select(**SMALL, anyway=True).trial is not None
 
 
 def test_select_from_the_command_line(study: Study) -> None:
