@@ -281,7 +281,7 @@ def test_what_does_not_fit_is_one_line(home: Path, tmp_path: Path) -> None:
     assert "--set updates: use --updates" in refused(command("ope", run, "--dataset", logs, "--set", "updates=5"))
     line = refused(command("ope", run, "--dataset", logs, "--stochastic"))
     assert f"stochastic: has no effect on deterministic policies such as {run}; leave it out" in line
-    for key in ("episodes", "anyway"):  # options of `select`
+    for key in ("episodes", "anyway", "watch", "runs"):  # options of `select`, and arguments of the function
         line = refused(command("ope", run, "--dataset", logs, "--set", f"{key}=5"))
         assert f"unknown setting '{key}'; known: learning_rate, gamma, tau, weight_decay" in line
     for method in ("wis", "dr"):
