@@ -7,6 +7,7 @@ import inspect
 import json
 import math
 import re
+import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,6 +45,7 @@ from rl_training.off_policy_evaluation.evaluation import (
     ranks,
     students_quantile,
 )
+from rl_training.off_policy_evaluation.policies import candidates
 from rl_training.runtime import validation
 from rl_training.runtime.workflows import resume_training
 from rl_training.seeding import resampling
@@ -204,6 +206,11 @@ def test_held_out_episodes_are_those_of_training(home: Path) -> None:
     assert found.best.values == same.best.values
 
 
+def test_a_policy_is_played_with_the_permission_to_import(home: Path) -> None:
+    for given in (False, True):
+        assert candidates(runs(home)[0], allow_import=given)[0].config.allow_import is given
+
+
 def test_models_and_mappings_are_refused(home: Path) -> None:
     model, data = rl_training.load(runs(home)[0]), home / "logs.npz"
     for given in (model, [model]):
@@ -274,7 +281,7 @@ def test_what_does_not_fit_is_one_line(home: Path, tmp_path: Path) -> None:
     assert "--set updates: use --updates" in refused(command("ope", run, "--dataset", logs, "--set", "updates=5"))
     line = refused(command("ope", run, "--dataset", logs, "--stochastic"))
     assert f"stochastic: has no effect on deterministic policies such as {run}; leave it out" in line
-    for key in ("episodes", "anyway"):  # options of `select`
+    for key in ("episodes", "anyway", "watch", "runs"):  # options of `select`, and arguments of the function
         line = refused(command("ope", run, "--dataset", logs, "--set", f"{key}=5"))
         assert f"unknown setting '{key}'; known: learning_rate, gamma, tau, weight_decay" in line
     for method in ("wis", "dr"):
@@ -360,6 +367,18 @@ def test_every_method_on_discrete_logs(home: Path, tmp_path: Path, method: str) 
     assert again.exit_code == 0
     unused = "warning: updates: 20 has no effect with method wis, which fits nothing; leave it out"
     assert (unused in again.stderr.splitlines()) == (method == "wis")
+
+
+@pytest.mark.parametrize(("method", "unused"), [("fqe", "action_probs have"), ("wis", "batch_size: 7 has")])
+def test_a_warning_of_arguments_that_a_method_does_not_use(
+    home: Path, tmp_path: Path, method: Any, unused: str
+) -> None:
+    dqn, logs = next((home / "dqn").iterdir()), TransitionDataset.load(discrete_logs(tmp_path / "logs.npz"))
+    probs, warned = np.full(len(logs), 0.5), list[str]()
+    settings = {"action_probs": probs, "batch_size": 7, "updates": 10, "bootstraps": 2, "device": "cpu"}
+    rl_training.ope(dqn, logs, method=method, warn=warned.append, **settings)
+    assert [text for text in warned if text.startswith(unused)]
+    assert len(warned) == (1 if method == "fqe" else 2)
 
 
 def test_a_policy_without_a_value_has_no_rank(home: Path, tmp_path: Path) -> None:
@@ -736,6 +755,17 @@ def test_a_study_selects_a_trial(study: Study, home: Path) -> None:
     everything = study.select(dataset=home / "logs.npz", validation_fraction=0.0, **SMALL, anyway=True)
     assert everything.judgement is not None
     assert everything.judgement.episodes == 20
+
+
+def test_a_study_of_0_2_that_fqe_would_have_stopped_selects_a_trial(study: Study, tmp_path: Path) -> None:
+    copied = Path(shutil.copytree(study.folder, tmp_path / study.folder.name))
+    plan = json.loads((copied / "plan.json").read_bytes())
+    stopping = {"patience": 2, "target_return": None, "metric": "fqe", "fqe_updates": 9}
+    for configuration in plan["configurations"]:
+        configuration["settings"]["algo_kwargs"] |= {"early_stopping": stopping, "eval_interval": 10}
+    (copied / "plan.json").write_text(json.dumps(plan))
+    with pytest.warns(UserWarning, match="metric: fqe of this run was removed"):
+        assert Study(copied).select(**SMALL, anyway=True).trial is not None
 
 
 def test_select_from_the_command_line(study: Study) -> None:

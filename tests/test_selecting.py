@@ -13,15 +13,17 @@ from torch import Tensor, nn
 
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.episodes import Episodes, hold_out
+from rl_training.environments.playing import Evaluator
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
 from rl_training.models.mlp import NetworkConfig
 from rl_training.models.policies import Normalizer, Policy
 from rl_training.off_policy_evaluation import choosing
 from rl_training.off_policy_evaluation.choosing import Assessment, Chooser, Estimate
-from rl_training.off_policy_evaluation.evaluation import evaluate, make_plan
+from rl_training.off_policy_evaluation.evaluation import _distances, evaluate, make_plan
 from rl_training.off_policy_evaluation.policies import Candidate
 from rl_training.off_policy_evaluation.support import Support
+from rl_training.spaces import SpaceSpec
 from tests.judging_worlds import Chain, Formula, policy
 
 CPU = torch.device("cpu")
@@ -221,6 +223,18 @@ def test_a_policy_with_its_own_normaliser_is_compared_by_its_actions() -> None:
     assert shares[1:] == pytest.approx([shares[0]] * 2, abs=0.01)
 
 
+def test_a_policy_that_is_sampled_is_compared_by_its_samples() -> None:
+    """Its mode is among the logged actions, most of its samples are not."""
+    noisy, data = policy(Formula(lambda obs: torch.zeros(len(obs), 1), spread=1.0), 2), logged()
+    plain, sampled = (chooser({"noisy": noisy}, data, stochastic=given).assessed[0] for given in (False, True))
+    assert plain.eligible
+    assert sampled.outside is not None
+    assert sampled.outside > 0.8
+    near, far = (_distances(data, [noisy], 0, sampled=given)[0][0] for given in (False, True))
+    assert near < 0.05
+    assert far == pytest.approx(0.5 * (2.0 / np.pi) ** 0.5, rel=0.2)
+
+
 def test_held_out_episodes_are_compared_with_the_others() -> None:
     split = hold_out(logged(40), 0.25)
     support = Support(split.held_out, split.training, 0, CPU)
@@ -339,8 +353,6 @@ def test_the_interval_of_returns_is_that_of_their_mean() -> None:
 
 def test_episodes_are_the_same_for_every_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
     """Played in CartPole: the same number is the same episode, and two numbers are two episodes."""
-    from rl_training.spaces import SpaceSpec
-
     spaces = SpaceSpec(obs_dim=4, num_actions=2, action_dtype="int64")
     config = TrainConfig(algo="dqn", env_id="CartPole-v1", total_timesteps=1)
     lean = policy(Formula(lambda obs: (obs[:, 2] > 0).long()), 4)
@@ -348,7 +360,7 @@ def test_episodes_are_the_same_for_every_candidate(monkeypatch: pytest.MonkeyPat
     first, again, other = (choosing._play(candidate, number, False) for number in (0, 0, 1))
     assert first == again
     assert first != other
-    monkeypatch.setattr(choosing.Evaluator, "play", lambda *given, deterministic: pytest.fail(str(deterministic)))
+    monkeypatch.setattr(Evaluator, "play", lambda *given, deterministic: pytest.fail(str(deterministic)))
     for sampled, meant in ((True, "False"), (False, "None")):
         with pytest.raises(pytest.fail.Exception, match=meant):
             choosing._play(candidate, 0, sampled)
@@ -361,6 +373,13 @@ def test_episodes_are_the_same_for_every_candidate(monkeypatch: pytest.MonkeyPat
     choosing._require_environment([elsewhere], 5)
     monkeypatch.undo()
     assert choosing._play(elsewhere, 0, False) == first
+
+
+def test_episodes_are_played_in_a_tensor_environment() -> None:
+    spaces = SpaceSpec(obs_dim=4, num_actions=2, action_dtype="int64")
+    config = TrainConfig(algo="dqn", env_id="torch/CartPole-v1", total_timesteps=1, eval_max_steps=20)
+    lean = policy(Formula(lambda obs: (obs[:, 2] > 0).long()), 4)
+    assert choosing._play(Candidate("lean", Path("lean"), lean, spaces, config), 0, False) == 20.0
 
 
 def test_an_assessment_is_eligible_up_to_the_bound() -> None:

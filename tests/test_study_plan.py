@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +200,17 @@ def test_missing_data_stop_a_study_before_its_first_trial(tmp_path: Path, worker
     assert study.status().counts["waiting"] == 6
     result = CliRunner().invoke(main, ["work", str(study.folder)])
     assert (result.exit_code, study.status().counts["waiting"]) == (3, 6)
+
+
+def test_a_warning_if_open_trials_would_learn_from_other_data_than_planned(tmp_path: Path) -> None:
+    file = data_file(tmp_path / "here.npz")
+    plan = on_data(tmp_path, file).plan()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        require_data(tmp_path / "tiny", plan)
+    data_file(file, "walker")
+    with pytest.warns(UserWarning, match=r"here\.npz: changed since .*tiny was planned, so its open trials learn"):
+        require_data(tmp_path / "tiny", plan)
 
 
 def test_a_trial_that_has_begun_finds_its_data_where_it_was_started(tmp_path: Path) -> None:

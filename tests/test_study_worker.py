@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from rl_training.cli import main
@@ -23,11 +24,12 @@ from rl_training.environments.making import spaces_of
 from rl_training.errors import ConfigError, DiskFullError, DivergedError, EnvironmentFailure
 from rl_training.experience.collecting import collect_random
 from rl_training.experiment import files
-from rl_training.experiment.checkpointing import find_checkpoint
+from rl_training.experiment.checkpointing import find_checkpoint, list_checkpoints, read_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.runs import lock_run
 from rl_training.runs import fleet
 from rl_training.runs.spec import RunSpec
+from rl_training.runs.state import config_of
 from rl_training.runtime.resume import train_in_folders
 from rl_training.study import Study, claims, worker
 from rl_training.study.claims import Owner, read_claim
@@ -322,6 +324,21 @@ def test_the_trials_of_a_group_are_trained_together(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(worker, "train_in_folders", noted)
     work(planned(tmp_path, population=2, seeds=[0, 1, 2]))
     assert seen == [[0, 1], [2]]
+
+
+def test_an_interrupted_trial_continues_where_the_study_now_runs(tmp_path: Path) -> None:
+    """As after `sweep --device`: the settings of where and how a run is computed are those of the plan."""
+    config = tiny("sac", tmp_path, total_timesteps=60, checkpoint_interval=20, eval_episodes=0)
+    home = tmp_path / "moved"
+    interrupted(config, 20, options=replace(QUIET, folder=home))
+    now = config.replace(device="auto", keep_checkpoints=1, environments="local")
+    with pytest.MonkeyPatch.context() as without_gpu:
+        without_gpu.setattr(torch.cuda, "is_available", lambda: False)
+        assert train_in_folders([(now, home)], QUIET, begun=Path.exists) == [None]
+    continued = config_of(read_checkpoint(find_checkpoint(home)))
+    assert (config.device, continued.device) == ("cpu", "auto")
+    assert (continued.keep_checkpoints, len(list_checkpoints(home / "checkpoints"))) == (1, 1)
+    assert run_record(home)["exact_resume"]
 
 
 @pytest.mark.parametrize("mixed", [False, True])

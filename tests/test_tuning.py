@@ -426,6 +426,30 @@ def test_where_every_trial_failed_there_is_no_result(tmp_path: Path, instant: li
     assert len(instant) == 4
 
 
+def test_a_failed_trial_whose_runs_were_retried_has_their_outcome(
+    tmp_path: Path, instant: list[tuple[float, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space, healthy = {"gamma": [0.8, 0.9]}, worker.train_in_folders
+    tuning = instantly(tmp_path, space=space, trials=3, seeds=[0], confirm=None)
+    with monkeypatch.context() as broken:
+
+        def fail(members: Any, options: Any, begun: Any) -> list[Any]:
+            ((config, _),) = members
+            is_away = config.algo_kwargs["gamma"] == 0.8
+            return [OSError("the disk is away")] if is_away else healthy(members, options, begun=begun)
+
+        broken.setattr(worker, "train_in_folders", fail)
+        before = tuning.run()
+        assert tuning.run() == before
+    assert before.base.failure is None
+    assert before.trials[1].failure == "seed 0: OSError: the disk is away"
+    Study(tuning.folder).run(retry_failed=True)
+    after = tuning.run()
+    assert all(one.value is not None and one.failure is None for one in after.trials)
+    assert after.base == before.base
+    assert record_in(tuning.folder)["trials"][1]["value"] == after.trials[1].value
+
+
 def test_where_no_trial_can_begin_the_next_call_tries_again(
     tmp_path: Path, instant: list[tuple[float, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -547,6 +571,13 @@ def test_the_loss_is_the_difference_of_the_two_columns_before_it() -> None:
     one = TrialResult(values=(5.0, 5.0, 5.0, 5.0), confirmed=Outcome((0.0, 2.0, 4.0, 90.0)))
     _, _, _, found, fresh, loss = show_row("base", one)
     assert (found, fresh.split(" ")[0], loss) == ("5.00", "3.00", "2.00")
+
+
+def test_a_confirmation_that_did_not_run_is_not_shown_as_failed() -> None:
+    """As after an interrupted confirmation whose file then has `confirm: null`."""
+    outcomes = Outcome(), Outcome((None,))
+    shown = [show_row("base", TrialResult(values=(5.0,), confirmed=one))[4] for one in outcomes]
+    assert shown == ["-", "failed"]
 
 
 def test_the_command_refuses_with_one_line_and_2(tmp_path: Path) -> None:

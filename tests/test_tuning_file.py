@@ -76,6 +76,15 @@ def test_fresh_seeds_follow_those_of_the_trials() -> None:
     assert read_tuning(tiny_tuning(confirm=None)).file.fresh_seeds == ()
 
 
+def test_the_seeds_replace_those_of_the_base(tmp_path: Path) -> None:
+    """A trial whose recorded configuration has both `seed` and `seeds` cannot be trained again from it."""
+    base = tmp_path / "base.yaml"
+    base.write_text("algo: dqn\nenv_id: CartPole-v1\ntotal_timesteps: 6000\nseeds: 3..5\n")
+    found = read_tuning({"name": "x", "base": str(base), "seeds": [0], "space": {"gamma": [0.9, 0.99]}})
+    assert found.base.seeds is None
+    assert found.config_at({"algo_kwargs.gamma": 0.9}).seeds is None
+
+
 def test_a_metric_has_its_name_in_results_or_in_the_log() -> None:
     assert read_tuning(tiny_tuning(metric="eval/mean_ep_length")).file.metric == "eval_length_mean"
     assert read_tuning(tiny_tuning(metric="eval_return_best")).file.metric == "eval_return_best"

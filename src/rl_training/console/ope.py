@@ -183,6 +183,7 @@ def _refuse_options_of_fqe(context: typer.Context) -> None:
 def _settings(texts: list[str] | None, context: typer.Context) -> dict[str, Any]:
     """Parse `KEY=VALUE` texts; a value is parsed as YAML. Raise if a key is an option of the command."""
     from rl_training.experiment.strict_yaml import parse_yaml
+    from rl_training.off_policy_evaluation.evaluation import make_plan
 
     found, options = {}, {name for one in context.command.params for name in one.opts}
     for text in texts or ():
@@ -192,6 +193,7 @@ def _settings(texts: list[str] | None, context: typer.Context) -> dict[str, Any]
         if (option := f"--{key.strip().replace('_', '-')}") in options:
             raise typer.BadParameter(f"--set {key.strip()}: use {option}")
         found[key.strip()] = parse_yaml(value, f"--set {key}").value
+    make_plan(defaults.UPDATES, **found)  # raises if a key is not a setting but another argument
     return found
 
 

@@ -261,7 +261,7 @@ def _settings(one: TrialResult) -> str:
 
 def _fresh(confirmed: Outcome | None) -> str:
     """Value and standard deviation over the fresh seeds."""
-    if confirmed is None:
+    if confirmed is None or not confirmed.is_known:
         return "-"
     if confirmed.value is None:
         return "failed"

@@ -91,15 +91,15 @@ def build_fqe(
 
 
 @torch.no_grad()
-def acts(policy: Policy, obs: Tensor, noise: Tensor | None = None) -> Tensor:
+def acts(policy: Policy, obs: Tensor, noise: Tensor | None = None, *, sampled: bool = False) -> Tensor:
     """The internal actions of a policy, `[n, A]` (discrete: `[n, 1]`): its mode, or a sample determined by `noise`.
 
-    A policy that is evaluated by samples gets fixed noise if none is given. If an observation overflows in the
-    network, the action is the middle of the range, as in `predict`.
+    A policy that is evaluated by samples, or with `sampled` any stochastic one, gets fixed noise if none is given.
+    If an observation overflows in the network, the action is the middle of the range, as in `predict`.
     """
-    if noise is None and policy.samples(None):
-        shape = len(obs), policy.actor.action_dim
-        noise = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(obs)  # type: ignore[arg-type]
+    if noise is None and policy.samples(False if sampled else None):
+        shape = len(obs), policy.mode(obs[:1]).numel()
+        noise = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(obs)
     found = policy.mode(obs) if noise is None else policy.sample(obs, noise)
     return found.view(len(obs), -1).to(obs.dtype).nan_to_num(nan=0.0)
 

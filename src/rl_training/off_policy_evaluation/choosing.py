@@ -29,7 +29,7 @@ from rl_training.data.datasets import TransitionDataset
 from rl_training.data.episodes import Episodes, hold_out, resamples
 from rl_training.data.sources import TensorSource
 from rl_training.display.text import plain_data
-from rl_training.environments.playing import Evaluator
+from rl_training.environments.tensor_playing import make_evaluator
 from rl_training.errors import ConfigError
 from rl_training.experience.fqe_data import estimated_returns
 from rl_training.models.mlp import NetworkConfig
@@ -195,7 +195,11 @@ class Chooser:
         self.watch, self.held_out = watch, others is not data
         support = None if data is None or others is None else Support(data, others, plan.seed, home)
         made = [
-            Assessment(one.name, one.checkpoint, None if support is None else support.outside(one.policy))
+            Assessment(
+                one.name,
+                one.checkpoint,
+                None if support is None else support.outside(one.policy, sampled=plan.sampled),
+            )
             for one in found
         ]
         self.assessed = sorted(made, key=lambda one: one.outside or 0.0)
@@ -400,7 +404,7 @@ def _most_promising(returns: Mapping[str, Sequence[float]]) -> str:
 def _play(candidate: Candidate, number: int, sampled: bool) -> float:
     """The return of episode `number`, which is the same for every candidate and differs from those of training."""
     config = candidate.config.replace(environments="local")
-    evaluator = Evaluator(config, candidate.spaces, seed=EVALUATION_SEED + 1 + number, one_by_one=True)
+    evaluator = make_evaluator(config, candidate.spaces, seed=EVALUATION_SEED + 1 + number, one_by_one=True)
     try:
         return float(evaluator.play(candidate.policy.cpu(), 1, deterministic=False if sampled else None).returns[0])
     finally:

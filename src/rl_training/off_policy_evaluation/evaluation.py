@@ -147,7 +147,10 @@ def ope(
     _require(method, bootstraps, validation_fraction)
     if method == "wis":
         fitting = {name: value for name, value in hyperparameters.items() if name != "gamma"}
-        warn_of_unused({"updates": updates} | fitting, "with method wis, which fits nothing", warn)
+        fitting |= {"updates": updates, "batch_size": batch_size}
+        warn_of_unused(fitting, "with method wis, which fits nothing", warn)
+    if method == "fqe" and action_probs is not None:
+        warn("action_probs have no effect with method fqe; leave them out")
     home = choose_device(device)
     prepare_process(home)
     found = candidates(runs, warn, allow_import=allow_import, stochastic=stochastic)
@@ -183,7 +186,8 @@ def make_plan(
 
 def warn_of_unused(given: Mapping[str, Any], reason: str, warn: Callable[[str], None]) -> None:
     """Warn of the settings in `given` that have no effect, unless they have their default."""
-    usual = {"updates": (defaults.UPDATES, defaults.SELECTION_UPDATES), "bootstraps": (defaults.CRITICS,)}
+    updates = (defaults.UPDATES, defaults.SELECTION_UPDATES)
+    usual = {"updates": updates, "bootstraps": (defaults.CRITICS,), "batch_size": (BATCH_SIZE,)}
     for name, value in given.items():
         if value is not False and value not in usual.get(name, ()):
             warn(f"{name}: {value} has no effect {reason}; leave it out")
@@ -233,7 +237,7 @@ def evaluate(
     else:
         logs = Logs(data, episodes.to_termination(data.dones), probs, plan.config.gamma)
         values, effective = _by_importance(logs, policies, parts, fitted, plan.sampled)
-    distances, own = _distances(data, policies, plan.seed)
+    distances, own = _distances(data, policies, plan.seed, sampled=plan.sampled)
     estimates = _ranked(found, values, fitted, effective, distances)
     return OPEResult(
         policies=tuple(sorted(estimates, key=lambda one: one.rank or len(found) + 1)),
@@ -380,7 +384,9 @@ def _far_from(estimates: Sequence[PolicyEstimate], own: float) -> list[str]:
     ]
 
 
-def _distances(data: TransitionDataset, policies: Sequence[Policy], seed: int) -> tuple[list[float], float]:
+def _distances(
+    data: TransitionDataset, policies: Sequence[Policy], seed: int, *, sampled: bool = False
+) -> tuple[list[float], float]:
     """Distance of each policy's actions from the logged ones, and of the logged actions of similar states."""
     rng = np.random.default_rng(seed)
     chosen = np.sort(rng.choice(len(data), min(_COMPARED, len(data)), replace=False))
@@ -388,7 +394,7 @@ def _distances(data: TransitionDataset, policies: Sequence[Policy], seed: int) -
     here, there = (data.columns_at(index) for index in (chosen, others))
     actions, known = (one.actions.view(len(one.obs), -1).float() for one in (here, there))
     discrete = data.spaces.discrete
-    found = [action_distance(acts(policy, here.obs), actions, discrete) for policy in policies]
+    found = [action_distance(acts(policy, here.obs, sampled=sampled), actions, discrete) for policy in policies]
     mean, std = (torch.from_numpy(one) for one in data.observation_moments())
     # Without the mean a component that hardly varies would be so large that rounding hides the others.
     ours, theirs = ((one.obs - mean) / (std + 1e-6) for one in (here, there))

@@ -60,7 +60,8 @@ def candidates(
     for place in given:
         checkpoint = open_checkpoint(os.fspath(place), warn)
         loaded = load_policy(checkpoint, allow_import=allow_import)
-        found.append(Candidate(str(place), checkpoint.path, loaded.policy, loaded.spaces, loaded.config))
+        config = loaded.config.replace(allow_import=allow_import)
+        found.append(Candidate(str(place), checkpoint.path, loaded.policy, loaded.spaces, config))
     if stochastic and not any(one.policy.stochastic for one in found):
         raise ConfigError(f"stochastic: has no effect on deterministic policies such as {names[0]}; leave it out")
     return found

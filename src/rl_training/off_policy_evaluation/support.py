@@ -69,12 +69,16 @@ class Support:
             nearest.append(squares.amin(1))
         return (torch.cat(nearest) + pairs.square().sum(1)).clamp_min(0.0).sqrt()
 
-    def outside(self, policy: Policy) -> float:
-        """The share of states in which the policy's action is outside the data; 1 if its weights are not finite."""
+    def outside(self, policy: Policy, *, sampled: bool = False) -> float:
+        """The share of states in which the policy's action is outside the data; 1 if its weights are not finite.
+
+        `sampled`: the action of a stochastic policy is a sample instead of its mode.
+        """
         policy = policy.to(self._obs.device)
         if not all(bool(torch.isfinite(one).all()) for one in policy.state_dict().values()):
             return 1.0
-        return float((self._distances(acts(policy, self._obs)) > self.threshold).double().mean())
+        actions = acts(policy, self._obs, sampled=sampled)
+        return float((self._distances(actions) > self.threshold).double().mean())
 
 
 def _moments(data: TransitionDataset, others: TransitionDataset) -> tuple[NDArray[Any], NDArray[Any]]:

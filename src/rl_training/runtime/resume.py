@@ -147,7 +147,8 @@ def train_in_folders(
     try:
         for (config, home), place in zip(members, places, strict=True):
             if homes[home]:
-                changes, moved = {"allow_import": config.allow_import}, naming_data(config)
+                changes = {name: getattr(config, name) for name in TrainConfig.affecting("place")}
+                moved = naming_data(config)
                 run = _resumed_member(place, options, changes=changes, data_settings=moved, shared=shared)
             else:
                 spec = spec_of(config)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from rl_training.errors import ConfigError, RLTrainingError, nearest, one_line
 from rl_training.experiment.metric_names import less_is_better, result_name
 from rl_training.settings import at_home
-from rl_training.study.plan import Plan, read_plan
+from rl_training.study.plan import RUNS, Plan, read_plan
 from rl_training.study.status import StudyStatus, TrialStatus, read_status
 from rl_training.study.trials import (
     FULL_DISK,
@@ -267,7 +267,7 @@ class Study:
             Candidate(
                 one.trial.name,
                 home_of(self.folder, one.trial),
-                status.plan.configurations[one.trial.configuration].settings,
+                status.plan.config_of(one.trial, self.folder / RUNS).to_dict(),
                 one.metrics,
             )
             for one in status.trials

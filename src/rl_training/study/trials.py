@@ -6,6 +6,7 @@ import contextlib
 import csv
 import re
 import time
+import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,19 +92,34 @@ def has_failed(study: Path, trial: Trial) -> bool:
 def require_data(study: Path, plan: Plan) -> None:
     """Raise if data files of open trials do not exist, neither here nor in the folder where a trial was started.
 
-    Also raise if the runs that they start from do not exist.
+    Also raise if the runs that they start from do not exist. Warn of files whose contents are not those planned.
     """
-    missing: dict[str, None] = {}
+    from rl_training.study.planning import Checksums  # imports torch
+
+    missing, changed, checksums = dict[str, None](), dict[str, None](), Checksums()
     for trial in plan.trials:
-        places = data_files(plan.configurations[trial.configuration].settings).values()
-        lost = [path for path in places if not Path(at_home(path)).is_file()]
-        if lost and is_open(study, trial):
+        configuration = plan.configurations[trial.configuration]
+        places, planned = data_files(configuration.settings), configuration.data
+        lost = [path for path in places.values() if not Path(at_home(path)).is_file()]
+        other = [
+            path
+            for place, path in places.items()
+            if place in planned and checksums.of(path) not in (None, planned[place])
+        ]
+        if (lost or other) and is_open(study, trial):
+            changed |= dict.fromkeys(other)
             started_in = record_of(home_of(study, trial)).get("dataset", {}).get("folder", "")
             missing |= dict.fromkeys(path for path in lost if not Path(started_in, path).is_file())
     if missing:
         raise DatasetError(
             f"{', '.join(missing)}: no such file, which trials of {study} need; no trial was started: restore it, "
             "or pass the study's file and --data DIR to sweep"
+        )
+    if changed:
+        warnings.warn(
+            f"{', '.join(changed)}: changed since {study} was planned, so its open trials learn from other data "
+            "than those that are done",
+            stacklevel=2,
         )
     _require_origins(study, plan)
 

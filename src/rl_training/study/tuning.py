@@ -123,7 +123,7 @@ class Tuning:
             write_record(self.folder, new, claim.check)
             return new
         with self._description.document.explaining():
-            return self._continued(old, fixed)
+            return self._with_reopened(self._continued(old, fixed))
 
     def _fixed(self) -> dict[str, Any]:
         """What may not change after a tuning has begun, as JSON reads it back."""
@@ -155,6 +155,16 @@ class Tuning:
                 "confirm.seeds", f"{gone[0]} was used already and is missing now; a tuning only grows"
             )
         return replace(old, fixed=fixed)
+
+    def _with_reopened(self, result: TuningResult) -> TuningResult:
+        """Let a failed trial wait again if none of its runs is failed any more, as after `sweep --retry failed`."""
+        status, trials = Study(self.folder).status(), list(result.trials)
+        for trial in result.trials:
+            if trial.failure is not None and self._candidate(trial)[0] is not None:
+                runs = self._runs_of(result, trial, status)
+                if not any(seed in runs and runs[seed].state == "failed" for seed in self._file.seeds):
+                    trials[trial.number] = replace(trial, values=(), failure=None)
+        return replace(result, trials=tuple(trials))
 
     def _asked(self, result: TuningResult, count: int) -> TuningResult:
         """Add `count` trials from the sampler, up to the number in the file."""
@@ -234,13 +244,18 @@ class Tuning:
         config, problem = self._candidate(trial)
         if config is None:
             return Outcome(failure=problem)
-        parameters = result.trials[self._first_alike(result)[trial.number]].parameters
-        index = next(i for i, one in enumerate(status.plan.configurations) if one.changes == parameters)
-        found = {one.trial.seed: one for one in status.trials if one.trial.configuration == index}
+        found = self._runs_of(result, trial, status)
         failures = ((seed, found[seed].failure) for seed in seeds)
         failed = [f"seed {seed}: {one_line(why.message)}" for seed, why in failures if why is not None]
         values = tuple(self._number(found[seed]) for seed in seeds)
         return Outcome(values, failed[0] if failed else None)
+
+    def _runs_of(self, result: TuningResult, trial: TrialResult, status: StudyStatus) -> dict[int, TrialStatus]:
+        """The runs of a valid trial, by seed."""
+        parameters = result.trials[self._first_alike(result)[trial.number]].parameters
+        configurations = status.plan.configurations
+        runs = (one for one in status.trials if configurations[one.trial.configuration].changes == parameters)
+        return {one.trial.seed: one for one in runs}
 
     def _number(self, one: TrialStatus) -> float | None:
         if one.state == "failed":

@@ -137,6 +137,7 @@ def _described(document: StudyDocument, file: TuningFile, location: Location) ->
     values = location.values_of(source)
     places: dict[str, str] = {}
     put_settings(file.common, "set", values, places)
+    values["seeds"] = None  # those of the tuning replace them
     base = checked(location.apply(values), source, file.seeds[0])
     require_origins([base], (*file.seeds, *file.fresh_seeds))
     space = put_settings(file.space, "space", copy.deepcopy(values), places)
