@@ -36,6 +36,7 @@ from rl_training.experiment.metric_names import log_row, term_tag
 from rl_training.experiment.retention import prune
 from rl_training.experiment.runs import RunDirectory
 from rl_training.runs import state
+from rl_training.runs.callbacks import PeriodicCallback
 from rl_training.runs.clock import Cadence, Clock
 from rl_training.runs.controls import ControlConfig, build_control_callbacks
 from rl_training.runs.evaluation import Evaluations
@@ -99,6 +100,9 @@ class Session:
         self.logged: dict[str, float] = {}  # values that callbacks have logged since the last report
         self.log_cadence = Cadence(self.config.log_interval)
         self.save_cadence = Cadence(self.config.checkpoint_interval)
+        periodic = [one.cadence for one in self.callbacks if isinstance(one, PeriodicCallback)]
+        for cadence in (self.log_cadence, self.save_cadence, *periodic):
+            cadence.last = self.clock.now  # updates of the run of `init_from` are done already
         self.last_evaluation: dict[str, float] = {}
         self.mark = (time.monotonic(), self.clock.ticks)
         before = run.record.get("seconds")
