@@ -69,6 +69,7 @@ class Session:
     common_step: int | None = None  # newest step that all members of its population have saved; not pruned
     scheduled_save = False  # whether the checkpoint is due; an uninterrupted run writes it too
     callback_index: int | None = None  # callback that `advance` is calling; None between two iterations
+    announcing: int | None = None  # callback whose `on_evaluation` is called; None if none is
     _in_step = False  # whether the loop is inside an iteration, where the state may be inconsistent
     _play_interrupted = False  # whether a signal has interrupted an evaluation
     _save_failed: type[CheckpointError] | None = None  # error of the last checkpoint, if it could not be written
@@ -148,6 +149,8 @@ class Session:
             if resumed == self.checkpoint_path:
                 self._saved = self._version()  # if a callback raises, the next resume calls it again
             self._announce(resumed)
+        if self.announcing is not None:
+            self.evaluations.announce(self.announcing)
         if self.callback_index is not None:
             self.advance()
         self._in_step = True
@@ -325,7 +328,7 @@ class Session:
         """Values that change whenever the contents of a checkpoint change."""
         steps = None if self.experience is None else self.experience.steps
         counts = self.clock.ticks, self.learner.updates, steps
-        return *counts, self.callback_index, self.evaluated_at, self.should_stop
+        return *counts, self.callback_index, self.announcing, self.evaluated_at, self.should_stop
 
     def rescue(self, what_failed: str) -> None:
         """Save a checkpoint after a failure, if the state is consistent and not saved already."""
