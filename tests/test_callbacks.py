@@ -283,6 +283,36 @@ def test_a_resume_after_a_failure_calls_each_callback_once(names: str, tmp_path:
     assert [one.steps for one in again] == [60, 60, 60]
 
 
+@pytest.mark.parametrize(("at", "kwargs"), [(40, {"eval_interval": 20}), (60, {})], ids=["between", "last"])
+def test_a_resume_after_a_failure_calls_each_callback_once_for_an_evaluation(
+    at: int, kwargs: dict[str, Any], tmp_path: Path
+) -> None:
+    class Evaluated(Counter):
+        def on_step(self, session: Session) -> None:
+            pass
+
+        def on_evaluation(self, session: Session, metrics: Mapping[str, float]) -> None:
+            self.steps += 1
+            session.log("evaluations", self.steps)
+
+    class Faulty(Callback):
+        def on_evaluation(self, session: Session, metrics: Mapping[str, float]) -> None:
+            if session.clock.ticks == at:
+                raise ZeroDivisionError("mine")
+
+    class Later(Evaluated):
+        pass
+
+    config = tiny("sac", tmp_path, kwargs=kwargs)
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        train(config, [Evaluated(), Faulty(), Later()])
+    [run] = tmp_path.iterdir()
+    again, straight = [[Evaluated(), Later()] for _ in range(2)]
+    whole = train(config, straight)
+    assert set(differences(whole, resume(run, again))) <= {"checkpoints"}
+    assert [one.steps for one in again] == [one.steps for one in straight]
+
+
 def test_a_callback_that_fails_ends_the_run_and_the_run_can_be_resumed(tmp_path: Path) -> None:
     class Faulty(Callback):
         def on_step(self, session: Session) -> None:

@@ -87,6 +87,17 @@ def test_updates_of_the_offline_run_count_as_pretraining(tmp_path: Path) -> None
     assert then.metrics["pretrain_updates_done"] == run_record(then.run_dir)["pretraining"] == 45
 
 
+def test_intervals_continue_after_the_updates_of_the_offline_run(tmp_path: Path) -> None:
+    first = train(offline("iql", tmp_path / "first"))
+    kwargs = {"offline_pretrain_updates": 45, "eval_interval": 20}
+    fields: dict[str, Any] = {"kwargs": kwargs, "checkpoint_interval": 7, "keep_checkpoints": 20}
+    whole = train(tuned("iql", tmp_path / "whole", **fields))
+    then = train(tuned("iql", tmp_path / "then", init_from=first.run_dir, **fields))
+    assert logged(then.run_dir) == [row for row in logged(whole.run_dir) if int(row["step"]) > 30]
+    saved = [[path.name for path in sorted((run.run_dir / "checkpoints").glob("step_*"))] for run in (whole, then)]
+    assert saved[1] == [name for name in saved[0] if name > "step_000000030"]
+
+
 def test_another_seed_has_its_own_random_numbers(tmp_path: Path) -> None:
     first = train(offline("awac", tmp_path / "first"))
     runs = [

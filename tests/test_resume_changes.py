@@ -310,6 +310,23 @@ def test_a_run_keeps_its_seed(override: str, message: str, begun: bool, tmp_path
     assert run_record(run)["seed"] == 3
 
 
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("init_from=elsewhere", "init_from: cannot change in a resumed run; start a new run with --init-from$"),
+        (
+            "initial_alpha=0.5",
+            "algo_kwargs.initial_alpha: 0.5 differs from the 1.0 of this run's networks; start a new run$",
+        ),
+    ],
+)
+def test_what_only_the_start_of_a_run_reads_is_refused(override: str, message: str, tmp_path: Path) -> None:
+    """The networks and the learned alpha of a resumed run are those of its checkpoint."""
+    run = train(tiny("sac", tmp_path, kwargs={"alpha": "auto"}, env_kwargs=SHORT, total_timesteps=30)).run_dir
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        resume(run, overrides=[override])
+
+
 class Dies(KillAt):
     def on_training_start(self, session: Session) -> None:
         session.begun = False  # nothing is saved

@@ -70,8 +70,15 @@ class Evaluations:
         if session.best_return is None or metrics["eval_return_mean"] > session.best_return:
             session.best_return = metrics["eval_return_mean"]
             self._save_best()
-        for callback in session.callbacks:
-            callback.on_evaluation(session, metrics)
+        self.announce()
+
+    def announce(self, first: int = 0) -> None:
+        """Call `on_evaluation` of the callbacks from index `first`; if one raises, a resumed run starts with it."""
+        session = self._session
+        for index, callback in enumerate(session.callbacks[first:], first):
+            session.announcing = index
+            callback.on_evaluation(session, session.last_evaluation)
+        session.announcing = None
 
     def copy_best(self, origin: Path) -> None:
         """Save the best policy of the run that resumes from `origin` in a new folder.

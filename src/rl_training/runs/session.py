@@ -36,6 +36,7 @@ from rl_training.experiment.metric_names import log_row, term_tag
 from rl_training.experiment.retention import prune
 from rl_training.experiment.runs import RunDirectory
 from rl_training.runs import state
+from rl_training.runs.callbacks import PeriodicCallback
 from rl_training.runs.clock import Cadence, Clock
 from rl_training.runs.controls import ControlConfig, build_control_callbacks
 from rl_training.runs.evaluation import Evaluations
@@ -68,6 +69,7 @@ class Session:
     common_step: int | None = None  # newest step that all members of its population have saved; not pruned
     scheduled_save = False  # whether the checkpoint is due; an uninterrupted run writes it too
     callback_index: int | None = None  # callback that `advance` is calling; None between two iterations
+    announcing: int | None = None  # callback whose `on_evaluation` is called; None if none is
     _in_step = False  # whether the loop is inside an iteration, where the state may be inconsistent
     _play_interrupted = False  # whether a signal has interrupted an evaluation
     _save_failed: type[CheckpointError] | None = None  # error of the last checkpoint, if it could not be written
@@ -99,6 +101,9 @@ class Session:
         self.logged: dict[str, float] = {}  # values that callbacks have logged since the last report
         self.log_cadence = Cadence(self.config.log_interval)
         self.save_cadence = Cadence(self.config.checkpoint_interval)
+        periodic = [one.cadence for one in self.callbacks if isinstance(one, PeriodicCallback)]
+        for cadence in (self.log_cadence, self.save_cadence, *periodic):
+            cadence.last = self.clock.now  # updates of the run of `init_from` are done already
         self.last_evaluation: dict[str, float] = {}
         self.mark = (time.monotonic(), self.clock.ticks)
         before = run.record.get("seconds")
@@ -144,6 +149,8 @@ class Session:
             if resumed == self.checkpoint_path:
                 self._saved = self._version()  # if a callback raises, the next resume calls it again
             self._announce(resumed)
+        if self.announcing is not None:
+            self.evaluations.announce(self.announcing)
         if self.callback_index is not None:
             self.advance()
         self._in_step = True
@@ -321,7 +328,7 @@ class Session:
         """Values that change whenever the contents of a checkpoint change."""
         steps = None if self.experience is None else self.experience.steps
         counts = self.clock.ticks, self.learner.updates, steps
-        return *counts, self.callback_index, self.evaluated_at, self.should_stop
+        return *counts, self.callback_index, self.announcing, self.evaluated_at, self.should_stop
 
     def rescue(self, what_failed: str) -> None:
         """Save a checkpoint after a failure, if the state is consistent and not saved already."""

@@ -116,7 +116,8 @@ def _trainer_record(session: Session) -> dict[str, Any]:
         "evaluated_at": session.evaluated_at,
         "scheduled": session.scheduled_save,
         "broken_off": session.callback_index,
-        "callback_order": None if session.callback_index is None else names,
+        "announcing": session.announcing,
+        "callback_order": None if session.callback_index is None and session.announcing is None else names,
         "log_rows": session.metrics_log.rows,
         "log_columns": session.metrics_log.columns(session.clock.ticks),
         "logged": session.logged,
@@ -136,6 +137,7 @@ def _restore_trainer(session: Session, trainer: Mapping[str, Any]) -> None:
     names = [name for name, _ in named_callbacks(session.callbacks)]
     before = trainer.get("callback_order") or list(trainer["callbacks"])  # 0.2 recorded sorted names only
     session.callback_index = _callback_index(trainer.get("broken_off"), before, names)
+    session.announcing = _callback_index(trainer.get("announcing"), before, names)
     session.logged = {str(name): float(value) for name, value in trainer.get("logged", {}).items()}
     session.log_cadence.last = int(trainer["cadence"]["log"])
     session.save_cadence.last = int(trainer["cadence"]["save"])
@@ -170,11 +172,11 @@ def steps_made(checkpoint: Checkpoint) -> int:
 
 
 def _callback_index(value: Any, before: Sequence[str], now: Sequence[str]) -> int | None:
-    """The first of the callbacks `now` that `advance` had not called; `value` is its index in those `before`."""
+    """The first of the callbacks `now` that had not been called; `value` is its index in those `before`."""
     if value is None:
         return None
     if type(value) is not int or value < 0:
-        raise ValueError(f"broken_off is {value!r}")
+        raise ValueError(f"the index of a callback is {value!r}")
     left = set(before[value:])
     return next((index for index, name in enumerate(now) if name in left), len(now))
 

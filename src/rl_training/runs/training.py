@@ -147,6 +147,7 @@ def _forget_scores(session: Session, environment: bool, *, complete: bool) -> No
         callback.on_scores_forgotten(session)
     if environment:
         session.best_return, session.evaluated_at, session.last_evaluation = None, None, {}
+        session.announcing = None
         session.should_stop, session.stop_reason, session.stop_final = False, None, None
         session.note_in_run(scores_from=session.clock.ticks + (not complete))
         session.say("the best score and early stopping are reset: earlier scores belong to another environment")

@@ -19,7 +19,7 @@ from rl_training.settings import at_home
 # Settings that name data.
 DATA_KEYS = ("dataset_kind", "dataset_path", "dataset_id", "dataset_size", "dataset_seed", "datasets")
 # Settings of networks, in addition to their shapes and those that the learner names.
-_OF_NETWORKS = ("normalize_observations", "normalize_rewards")
+_OF_NETWORKS = ("normalize_observations", "normalize_rewards", "initial_alpha")
 # Settings of rows in a replay buffer: rewards are stored scaled, and truncations only for n-step returns.
 _OF_ROWS = ("n_step", "reward_scale", "reward_shift", "reward_range_scaling")
 # Settings for which one value determines whether a parameter is learned.
@@ -114,6 +114,8 @@ def require_resumable(checkpoint: Checkpoint, before: TrainConfig, now: TrainCon
         raise ConfigError.of(
             "num_envs", f"{now.num_envs} differs from the run's {before.num_envs}, whose episodes are under way"
         )
+    if now.init_from != before.init_from:
+        raise ConfigError.of("init_from", "cannot change in a resumed run; start a new run with --init-from")
     spaces, sections = spaces_from(checkpoint), spec_of(now).chosen(now.regime)[1]
     chosen, resolved = sections.resolve_for(spaces, str(checkpoint.path), now.algo_kwargs)
     learner, shapes = chosen.learner, resolved[NetworkShape].model_dump()
