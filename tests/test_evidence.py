@@ -573,12 +573,13 @@ def test_the_summary_names_settings_that_differ_from_the_packaged_configuration(
 
 def test_the_best_peer_has_the_same_algorithm_task_and_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     def entry(library: str, algo: str, steps: int, value: float) -> dict[str, Any]:
-        return {"library": library, "algo": algo, "env": "HalfCheetah-v4", "steps": steps, "seed": 0, "episodes": 9,
-                "final": {"eval_return_mean": value}}  # fmt: skip
+        return {"library": library, "study": "made", "algo": algo, "env": "HalfCheetah-v4", "steps": steps,
+                "seed": 0, "episodes": 9, "final": {"eval_return_mean": value}}  # fmt: skip
 
     peers = [entry("sb3", "sac", 300_000, 10.0), entry("sb3", "sac", 300_000, 20.0),
              entry("d3rlpy", "sac", 300_000, 14.0), entry("corl", "sac", 100_000, 99.0),
-             entry("corl", "td3", 300_000, 99.0)]  # fmt: skip
+             entry("corl", "td3", 300_000, 99.0),
+             entry("corl", "sac", 300_000, 99.0) | {"study": "other"}]  # fmt: skip
     entries = {str(number): peer for number, peer in enumerate(peers)}
     monkeypatch.setattr(report.Results, "load", lambda self: entries)
     assert "| Stable-Baselines3 15.00 ± 7.07 (2 seeds) |" in rendering.summary([made(range(4))])
@@ -590,10 +591,11 @@ def test_the_best_peer_has_the_same_algorithm_task_and_steps(monkeypatch: pytest
 
 def test_the_page_of_a_study_names_the_settings_of_peers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     final, versions = {"eval_return_mean": 9.0}, {"stable_baselines3": "2.0"}
-    peer = {"library": "sb3", "env": "HalfCheetah-v4", "steps": 300_000, "seed": 0, "episodes": 9,
+    peer = {"library": "sb3", "study": "made", "env": "HalfCheetah-v4", "steps": 300_000, "seed": 0, "episodes": 9,
             "settings": "ours", "final": final, "versions": versions}  # fmt: skip
     other = peer | {"library": "corl", "settings": "CORL's defaults", "peer_versions": {"checkout": "abc"}}
-    entries = {"a": peer | {"algo": "sac"}, "b": peer | {"algo": "td3"}, "c": other | {"algo": "sac"}}
+    elsewhere = peer | {"study": "other", "algo": "td3"}  # its settings are not those of this study
+    entries = {"a": peer | {"algo": "sac"}, "b": elsewhere, "c": other | {"algo": "sac"}}
     monkeypatch.setattr(report.Results, "load", lambda self: entries if self.program == "peers" else {})
     told = "settings: CORL SAC (abc): CORL's defaults; Stable-Baselines3 SAC (2.0): ours."
     unfinished = made(range(4))
@@ -602,14 +604,14 @@ def test_the_page_of_a_study_names_the_settings_of_peers(monkeypatch: pytest.Mon
     for page in (study_page.section(made(range(4))), study_page.section(unfinished)):
         assert told in page
         assert "| Stable-Baselines3 SAC, 9 episodes | 0 |" in page
-        assert "Stable-Baselines3 TD3" not in page  # the study does not train it
+        assert "Stable-Baselines3 TD3" not in page
 
 
 @pytest.mark.parametrize("recorded", ["fingerprint", "raw_fingerprint"])
 def test_a_peer_learned_from_the_rows_of_the_files_or_of_the_run(
     recorded: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    peer = {"library": "corl", "algo": "rebrac", "env": "HalfCheetah-v4", "steps": 9, "seed": 0, "episodes": 9}
+    peer = {"library": "corl", "study": "made", "algo": "rebrac", "env": "HalfCheetah-v4", "steps": 9, "seed": 0}
     same, other, online = peer | {"fingerprint": "a"}, peer | {"fingerprint": "b"}, peer
     entries = {"same": same, "other": other, "online": online}
     monkeypatch.setattr(report.Results, "load", lambda self: entries if self.program == "peers" else {})
@@ -618,8 +620,8 @@ def test_a_peer_learned_from_the_rows_of_the_files_or_of_the_run(
     for run in kept["runs"].values():
         run["dataset"] = {"name": "d", "fingerprint": "c", recorded: "a"}
     (run,) = keeping.reading_of(kept, judgements=True).runs
-    assert peers_of(run, ("rebrac",)) == {("CORL", "rebrac"): [same]}
-    assert peers_of(run, ("iql",)) == {}
+    assert peers_of("made", run) == {("CORL", "rebrac"): [same]}
+    assert peers_of("other", run) == {}
 
 
 def test_one_seed_has_no_interval_and_a_diverged_run_is_reported(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from benchmarks.evidence.naming import name_of
 from benchmarks.report import Entry, Results
@@ -16,8 +16,8 @@ _PEERS = {"sb3": "Stable-Baselines3", "d3rlpy": "d3rlpy", "corl": "CORL", "flash
 _VERSIONS = {"sb3": "stable_baselines3", "d3rlpy": "version", "corl": "checkout", "flashsac": "checkout"}
 
 
-def peers_of(run: Run, algos: Container[str]) -> dict[tuple[str, str], list[Entry]]:
-    """Runs of other libraries with `algos` on the task of a run.
+def peers_of(study: str, run: Run) -> dict[tuple[str, str], list[Entry]]:
+    """Runs of other libraries with the settings of a study, by library and algorithm, on the task of its `run`.
 
     The task is the environment; offline, it is the same rows, as recorded by the run or as stored in the files.
     """
@@ -26,7 +26,7 @@ def peers_of(run: Run, algos: Container[str]) -> dict[tuple[str, str], list[Entr
     for entry in Results("peers").load().values():
         library, rows = _PEERS[entry["library"]], entry.get("fingerprint")
         same_data = rows in data if is_offline(run) else rows is None
-        if entry["env"] == run.env_id and same_data and entry["algo"] in algos:
+        if entry["study"] == study and entry["env"] == run.env_id and same_data:
             found.setdefault((library, entry["algo"]), []).append(entry)
     return found
 
@@ -37,11 +37,12 @@ def spread(values: Sequence[float]) -> str:
     return mean if len(values) < 2 else f"{mean} ± {number(statistics.stdev(values))}"
 
 
-def best_peer(run: Run, step: float) -> str:
+def best_peer(study: str, run: Run, step: float) -> str:
     """The peer with the highest mean return for the same algorithm and number of steps; empty if there is none."""
     peers = {
         library: [entry["final"]["eval_return_mean"] for entry in entries if entry["steps"] == step]
-        for (library, _), entries in peers_of(run, (run.algo,)).items()
+        for (library, algo), entries in peers_of(study, run).items()
+        if algo == run.algo
     }
     means = {library: statistics.fmean(values) for library, values in peers.items() if values}
     if not means:
@@ -50,19 +51,19 @@ def best_peer(run: Run, step: float) -> str:
     return f"{best} {spread(peers[best])} ({len(peers[best])} seeds)"
 
 
-def peer_rows(run: Run, algos: Container[str]) -> Iterator[tuple[str, str, str, str]]:
+def peer_rows(study: str, run: Run) -> Iterator[tuple[str, str, str, str]]:
     """Name, seeds, steps and return of each peer on the task of a run."""
-    for (library, algo), entries in peers_of(run, algos).items():
+    for (library, algo), entries in peers_of(study, run).items():
         name = f"{library} {name_of(algo)}, {entries[0]['episodes']} episodes"
         steps = " / ".join(sorted({f"{entry['steps']:,}" for entry in entries}))
         values = [entry["final"]["eval_return_mean"] for entry in entries]
         yield name, ranges(entry["seed"] for entry in entries), steps, spread(values)
 
 
-def settings_of_peers(run: Run, algos: Container[str]) -> list[str]:
-    """A paragraph on the settings of the peers on a run's task; empty if there are no peers."""
+def settings_of_peers(study: str, run: Run) -> list[str]:
+    """A paragraph on the settings of a study's peers on the task of a run; empty if there are none."""
     named: dict[tuple[str, str, str], dict[str, None]] = {}
-    for (library, algo), entries in peers_of(run, algos).items():
+    for (library, algo), entries in peers_of(study, run).items():
         for entry in entries:
             versions = entry.get("versions", {}) | entry.get("peer_versions", {})
             version = versions.get(_VERSIONS[entry["library"]], "")

@@ -128,7 +128,7 @@ def _lines(found: Sequence[_Found]) -> dict[_Place, list[str]]:
     best: dict[_Place, tuple[tuple[Any, ...], list[str]]] = {}
     for one in found:
         name, usual, result = short_name(one.run, varied[one.run.algo]), name_of(one.run.algo), one.result
-        peer = best_peer(one.run, result.step)
+        peer = best_peer(one.kept["study"], one.run, result.step)
         steps = 0 if one.run.status in OVER else result.step
         rank = result.seeds >= _SEEDS, steps, name == usual, result.seeds, bool(peer), result.step
         place = _regime(one.run), result.task, usual

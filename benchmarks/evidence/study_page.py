@@ -108,7 +108,7 @@ def _task(kept: Kept, summary: Summary, task: str) -> str:
     note = [
         "Normalised: the mean as a score by D4RL's v2 references. Not comparable with published v2 tables."
     ] * scored
-    note += [*settings_of_peers(first, _algos(kept)), *_better(summary, task)]
+    note += [*settings_of_peers(kept["study"], first), *_better(summary, task)]
     note += [] if first.dataset else _outside(summary, task, steps)
     return "\n\n".join([f"## {task}", report.table(header, rows), *note])
 
@@ -244,7 +244,7 @@ def _references(kept: Kept, run: Run, steps: set[float]) -> Iterator[list[str]]:
         for budget in sorted(steps):
             for one in (one for one in published(run.env_id, budget) if one.algo in _algos(kept)):
                 yield [_published_name(one), str(one.seeds), f"{budget:,.0f}", "", one.text]
-    for name, seeds, made, found in peer_rows(run, _algos(kept)):
+    for name, seeds, made, found in peer_rows(kept["study"], run):
         yield [name, seeds, made, "", found]
 
 
@@ -266,8 +266,8 @@ def _on_the_way(kept: Kept) -> list[str]:
         seen = [run for method in groups.methods for run in groups.cell(method, task).seen]
         if seen and not any(run.status in OVER for run in seen):  # no table of finished runs
             rows += [[task, steps, name, seeds, "", found] for name, seeds, steps, found in
-                     peer_rows(seen[0], _algos(kept))]  # fmt: skip
-            notes += settings_of_peers(seen[0], _algos(kept))
+                     peer_rows(kept["study"], seen[0])]  # fmt: skip
+            notes += settings_of_peers(kept["study"], seen[0])
         of_others = {
             steps: [one for one in published(env_id, steps) if one.algo in _algos(kept)]
             for steps in (() if any(run.dataset for run in seen) else STEPS)
