@@ -168,15 +168,12 @@ def _changed_machine(session: Session, checkpoint: Checkpoint) -> list[str]:
     record = parse_run_record(place.read_bytes(), str(place))
     names = record.get("trained_with") or ()
     others = ", ".join(name for name in names if name != home.name)
-    reasons = [(_AT_STEP.match(str(reason)), reason) for reason in record.get("inexact", ())]
+    reasons = [str(reason) for reason in record.get("inexact", ())]
+    earlier = [one for one in reasons if (at := _AT_STEP.match(one)) is None or int(at[1]) <= checkpoint.step]
     return [
         *(f"changed since the run began: {change}" for change in machine_changes(record, device)),
         *([f"it was trained together with {others}, and resumes without them"] if len(names) > 1 else []),
-        *(
-            f"the run of its checkpoint is not exact: {reason}"
-            for at, reason in reasons
-            if at is None or int(at[1]) <= checkpoint.step
-        ),
+        *(f"the run of its checkpoint is not exact: {reason}" for reason in earlier),
     ]
 
 
